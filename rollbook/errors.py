@@ -1,0 +1,153 @@
+"""The exception tree.
+
+    RollbookError
+    ├── ConfigError            a setting or profile is missing or wrong (names the setting and the fix)
+    ├── InvalidInput           a spec, task or argument is wrong (names the field and the fix)
+    │   └── SpecConflict       the batch exists with another contract; carries the difference
+    ├── LedgerError
+    │   ├── Fenced             a write by an attempt that is no longer the current one
+    │   ├── AlreadyFinal       a claim on a rollout that needs no further attempt
+    │   ├── BatchStopping      a claim while the batch is stopping or cancelled
+    │   └── LedgerConflict     a write that contradicts a recorded fact
+    ├── ArtifactError          an artifact is missing or its bytes do not match its digest
+    └── InfraError             something outside the policy failed; carries a `reason` of the closed vocabulary
+        ├── CapacityBusy       no room for another desktop now; retry later (never counted as an attempt)
+        ├── SandboxStartFailed reason sandbox_start_failed
+        ├── SandboxLost        reason sandbox_lost: the desktop is gone or is another one
+        ├── SetupFailed        reason setup_failed
+        ├── SetupInterrupted   reason setup_interrupted
+        ├── ActionTimeout      reason action_timeout
+        ├── ActionFailed       reason rollout_error
+        ├── ModelCallFailed    reason model_call_failed
+        ├── ModelTimeout       reason model_timeout
+        ├── EvaluationInterrupted  reason evaluation_interrupted
+        └── EvaluatorError     reason evaluator_error
+"""
+
+from typing import ClassVar
+
+
+class RollbookError(Exception):
+    """Root of everything that Rollbook raises on purpose."""
+
+
+class ConfigError(RollbookError):
+    """A setting or profile is missing or wrong; the message names it and the fix."""
+
+
+class InvalidInput(RollbookError):
+    """A spec, task or argument is wrong; the message names the field and the fix."""
+
+
+class SpecConflict(InvalidInput):
+    """The batch exists with another contract; the message holds a readable difference."""
+
+
+class LedgerError(RollbookError):
+    """The ledger refused a write."""
+
+
+class Fenced(LedgerError):
+    """The write came from an attempt or run that is no longer the current one."""
+
+
+class AlreadyFinal(LedgerError):
+    """The rollout has a selected outcome and no rerun was requested."""
+
+
+class BatchStopping(LedgerError):
+    """The batch is stopping or cancelled: nothing new may be claimed."""
+
+
+class LedgerConflict(LedgerError):
+    """The write contradicts a fact that is already recorded."""
+
+
+class ArtifactError(RollbookError):
+    """An artifact is missing, or its bytes do not match its digest."""
+
+
+class InfraError(RollbookError):
+    """Something outside the policy failed.
+
+    `reason` is a termination reason of the closed vocabulary (upstream contract §1.5, DESIGN §3).
+    """
+
+    reason: ClassVar[str] = "rollout_error"
+
+
+class CapacityBusy(InfraError):
+    """No room for another desktop now. Retry after `retry_after_s` seconds; never counts as an attempt."""
+
+    reason: ClassVar[str] = "sandbox_start_failed"
+
+    def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class SandboxStartFailed(InfraError):
+    """The desktop could not be created or did not become ready."""
+
+    reason: ClassVar[str] = "sandbox_start_failed"
+
+
+class SandboxLost(InfraError):
+    """The desktop is gone, or another one answers in its place."""
+
+    reason: ClassVar[str] = "sandbox_lost"
+
+
+class SetupFailed(InfraError):
+    """A setup step of the task failed while the desktop was alive."""
+
+    reason: ClassVar[str] = "setup_failed"
+
+
+class SetupInterrupted(InfraError):
+    """Setup began once already and its result is unknown: the desktop is dirty."""
+
+    reason: ClassVar[str] = "setup_interrupted"
+
+
+class ActionTimeout(InfraError):
+    """An action did not finish within its deadline."""
+
+    reason: ClassVar[str] = "action_timeout"
+
+
+class ActionFailed(InfraError):
+    """An action could not be delivered although the desktop is alive."""
+
+    reason: ClassVar[str] = "rollout_error"
+
+
+class ModelCallFailed(InfraError):
+    """The model endpoint gave no usable reply."""
+
+    reason: ClassVar[str] = "model_call_failed"
+
+
+class ModelTimeout(InfraError):
+    """The model call did not finish within its deadline."""
+
+    reason: ClassVar[str] = "model_timeout"
+
+
+class EvaluationInterrupted(InfraError):
+    """Postconfig began once already and its result is unknown: the desktop is dirty."""
+
+    reason: ClassVar[str] = "evaluation_interrupted"
+
+
+class EvaluatorError(InfraError):
+    """The evaluator raised, was killed, or could not look at the desktop.
+
+    `guest_failed` tells whether an exchange with the guest failed (then a new attempt may help).
+    """
+
+    reason: ClassVar[str] = "evaluator_error"
+
+    def __init__(self, message: str, guest_failed: bool = False) -> None:
+        super().__init__(message)
+        self.guest_failed = guest_failed
