@@ -1,0 +1,272 @@
+"""The batch: what people submit, the contract that gives its rollouts their meaning, and its control."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from models.base import Input, Name, Wire
+from models.identity import digest
+from models.outcome import RewardMode
+from models.task import TaskFilter
+
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(@[0-9a-f]{8,64})?$", max_length=200)]
+"""A registered name, or `name@digest` (at least 8 digits) to pin one registration of it."""
+
+
+class ScriptedPolicy(Input):
+    """Plays recorded steps per task; the model-free policy for demonstrations and conformance tests."""
+
+    kind: Literal["scripted"]
+    script: SetName
+    """A registered script file, by name or `name@digest`."""
+
+
+class NoopPolicy(Input):
+    """Waits, then answers DONE: the floor that every honest task must score 0 for."""
+
+    kind: Literal["noop"]
+    waits: int = Field(default=0, ge=0, le=10_000)
+    """Steps without an action before DONE."""
+
+
+Policy = Annotated[ScriptedPolicy | NoopPolicy, Field(discriminator="kind")]
+
+
+class Limits(Input):
+    """The runner's limits; times in seconds."""
+
+    max_steps: int = Field(default=15, ge=1, le=1000)
+    deadline_s: float = Field(default=1800, gt=0, le=86_400)
+    """From the moment the desktop is granted until the loop must end; evaluation follows it. Stops while frozen."""
+    model_timeout_s: float = Field(default=900, gt=0, le=7200)
+    action_timeout_s: float = Field(default=120, gt=0, le=600)
+    """Per action. The guest itself kills an action after 120 s."""
+    setup_timeout_s: float = Field(default=2400, gt=0, le=7200)
+    evaluate_timeout_s: float = Field(default=1200, gt=0, le=7200)
+
+
+class Settle(Input):
+    """How long the desktop is left alone; seconds. Changing it changes what is observed, so it is in the contract."""
+
+    after_setup_s: float = Field(default=2.0, ge=0, le=300)
+    after_action_s: float = Field(default=2.0, ge=0, le=300)
+    """After each action, before the next one or the observation (OSWorld's `sleep_after_execution`)."""
+    before_evaluation_s: float = Field(default=2.0, ge=0, le=300)
+
+
+class Desktop(Input):
+    """Which desktop the rollouts run on."""
+
+    provider: Literal["docker", "e2b", "null"] = "docker"
+    """`null` is the do-nothing desktop of benchmarks and rehearsals; workers refuse it unless told otherwise."""
+    variant: Literal["slim"] = "slim"
+    image: str | None = None
+    """A full image reference instead of the built variant; None takes the worker's build of `variant`."""
+    screen_width: int = Field(default=1920, ge=320, le=7680)
+    screen_height: int = Field(default=1080, ge=240, le=4320)
+    egress: Literal["auto", "none", "open"] = "auto"
+
+
+class Observe(Input):
+    """What an observation holds besides the screenshot."""
+
+    accessibility_tree: bool = False
+    terminal: bool = False
+
+
+class AgentContract(Input):
+    """Everything about agent, desktop and limits that changes the meaning of an episode."""
+
+    policy: Policy
+    limits: Limits = Limits()
+    settle: Settle = Settle()
+    desktop: Desktop = Desktop()
+    observe: Observe = Observe()
+    action_runtime: Literal["canonical", "exact-input"] = "canonical"
+    reward_mode: RewardMode = "binary"
+    seed: int = Field(default=0, ge=0, lt=2**53)
+    purpose: Literal["eval", "train"] = "eval"
+
+
+class BatchSpec(AgentContract):
+    """The one JSON object that BenchmarkBatch takes. Everything but `task_set` and `policy` has a default."""
+
+    task_set: SetName
+    tasks: TaskFilter = TaskFilter()
+    samples: int = Field(default=1, ge=1, le=10_000)
+    """Rollouts per task."""
+    concurrency: int = Field(default=2, ge=1, le=10_000)
+    """Episodes that run at once; changed while running by the signal `set_concurrency`."""
+    max_attempts: int = Field(default=3, ge=1, le=100)
+    """Attempts per rollout since the last rerun request."""
+    extend: bool = False
+    """Allow a relaunch to add tasks or samples."""
+    note: str = Field(default="", max_length=500)
+    """Free text, shown with the batch."""
+
+    @field_validator("note")
+    @classmethod
+    def _printable(cls, value: str) -> str:
+        if "\x00" in value:
+            raise ValueError("must not contain NUL")
+        return value
+
+
+OPERATIONAL = frozenset({"task_set", "tasks", "samples", "concurrency", "max_attempts", "extend", "note"})
+"""Keys of a spec that do not change what one rollout means: outside the contract."""
+
+
+def read_spec(raw: Any) -> BatchSpec:
+    """Validate a spec as any client sends it; raises ValueError with one line per wrong field."""
+    if not isinstance(raw, dict):
+        raise ValueError("the input must be one JSON object: the batch spec")
+    try:
+        return BatchSpec.model_validate(raw)
+    except ValidationError as error:
+        raise ValueError("; ".join(_explain(item) for item in error.errors())) from error
+
+
+_SHORT = {
+    "extra_forbidden": "unknown key; remove it or correct its name",
+    "missing": "required",
+}
+
+
+def _explain(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"]) or "spec"
+    text = _SHORT.get(item["type"]) or item["msg"]
+    given = item.get("input")
+    if item["type"] in _SHORT or isinstance(given, dict | list):
+        return f"{where}: {text}"
+    return f"{where}: {text} (given: {given!r:.80})"
+
+
+class Resolved(Wire):
+    """What the names in a spec meant at registration; part of the contract."""
+
+    script_digest: str | None = None
+    desktop_image: str | None = None
+    evaluator_revision: str | None = None
+    null_desktop: bool = False
+
+
+def contract_of(spec: BatchSpec, resolved: Resolved) -> dict[str, Any]:
+    """The contract of every rollout of the batch, as plain JSON."""
+    body = spec.model_dump(mode="json", exclude=set(OPERATIONAL))
+    if isinstance(spec.policy, ScriptedPolicy):
+        # the digest is the meaning; the name under which it was registered is not
+        body["policy"] = {"kind": "scripted", "script_digest": resolved.script_digest}
+    return {
+        "schema_version": 1,
+        **body,
+        "resolved": resolved.model_dump(mode="json", exclude={"script_digest"}),
+    }
+
+
+def contract_digest(contract: dict[str, Any]) -> str:
+    """Digest of a contract: equal meaning, equal digest."""
+    return digest(contract)
+
+
+def difference(old: Any, new: Any, path: str = "") -> list[str]:
+    """Readable difference of two JSON values, one `path: old -> new` per leaf."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines: list[str] = []
+        for key in sorted(old.keys() | new.keys()):
+            lines += difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        return lines
+    return [] if old == new else [f"{path}: {old!r} -> {new!r}"]
+
+
+class RegisterBatch(Wire):
+    """Register (or relaunch) a batch: plans every rollout as a row."""
+
+    batch_id: str
+    namespace: str
+    spec: BatchSpec
+    launch_id: str
+    """First run id of this launch: control flags of an earlier launch are cleared once per launch."""
+
+
+class RegisteredBatch(Wire):
+    """What registration found or made."""
+
+    batch_id: str
+    planned: int
+    """Rollouts of the batch, all of them."""
+    added: int
+    """Rollouts that this call added."""
+    final: int
+    """Rollouts that need no further attempt."""
+    slice_s: float
+    """How long one pump call lasts at most, seconds."""
+    slices_per_run: int
+    """Pump calls before the workflow continues as new."""
+
+
+class Counts(Wire):
+    """The roll call of one batch: planned = admitted + masked + running + waiting."""
+
+    planned: int = 0
+    waiting: int = 0
+    running: int = 0
+    admitted: int = 0
+    masked: int = 0
+
+
+class PumpRequest(Wire):
+    """Keep a window of episodes running for at most `slice_s` seconds."""
+
+    batch_id: str
+    slice_s: float
+
+
+class PumpResult(Wire):
+    """Why the pump returned."""
+
+    state: Literal["whole", "stopped", "continue"]
+    counts: Counts
+
+
+class Control(Wire):
+    """A change of a batch's control, written by one idempotent activity."""
+
+    batch_id: str
+    verb: Literal["pause", "resume", "stop", "set_concurrency"]
+    freeze: bool = False
+    """With `pause`: running episodes stand still, their deadlines stop."""
+    concurrency: int | None = None
+    reason: str = ""
+
+
+class CloseBatch(Wire):
+    """Cancel what still runs and close every open row as cancelled."""
+
+    batch_id: str
+    reason: str = ""
+
+
+class BatchResult(Wire):
+    """Result of BenchmarkBatch."""
+
+    batch_id: str
+    state: Literal["complete", "already complete", "stopped", "cancelled"]
+    counts: Counts
+    next: str
+    """The command that shows or resumes the batch."""
+
+
+class PauseInput(Input):
+    """Optional argument of the signal `pause`."""
+
+    freeze: bool = False
+    reason: str = ""
+
+
+class ConcurrencyInput(Input):
+    """Argument of the signal `set_concurrency`."""
+
+    concurrency: int = Field(ge=1, le=10_000)
+
+
+BatchId = Name

@@ -1,0 +1,82 @@
+"""Logical identity: canonical JSON, digests, and the ids derived from them (DESIGN §4, upstream contract §2.1)."""
+
+import hashlib
+import json
+import re
+from typing import Any
+
+BATCH_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys, no white space and no NaN: equal values have equal text.
+
+    Raises ValueError for NaN and infinities, TypeError for what JSON cannot hold.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 (64 hexadecimal digits) of the canonical JSON of `value`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def short_id(prefix: str, *parts: Any) -> str:
+    """`<prefix>-` and 24 hexadecimal digits: the recipe of upstream contract §2.1."""
+    return f"{prefix}-{digest(list(parts))[:24]}"
+
+
+def rollout_key(batch_id: str, domain: str, task_id: str, sample: int) -> str:
+    """The logical rollout (batch, task, sample); also the id of its Episode workflow. Free of attempts."""
+    return f"{batch_id}/{domain}/{task_id}/{sample}"
+
+
+def sandbox_key(deployment_id: str, rollout: str, attempt_index: int) -> str:
+    """The label by which the desktop of one attempt is found again: 32 hexadecimal digits."""
+    return digest([deployment_id, rollout, attempt_index])[:32]
+
+
+def step_name(attempt_index: int, step: int, verb: str) -> str:
+    """Activity id of one step, for instance `a1-s017-act`."""
+    return f"a{attempt_index}-s{step:03d}-{verb}"
+
+
+def phase_name(attempt_index: int, verb: str) -> str:
+    """Activity id of one phase of an attempt, for instance `a1-evaluate`."""
+    return f"a{attempt_index}-{verb}"
+
+
+def op_id(rollout: str, attempt_index: int, step: int, position: int) -> str:
+    """The id under which one action is journaled in the guest; the same for every delivery of it."""
+    return f"{digest(rollout)[:12]}-a{attempt_index}-s{step:03d}-{position}"
+
+
+def derived_group_id(task_id: str) -> str:
+    """Group of a rollout whose caller gave no identity (upstream contract §2.1, derived)."""
+    return short_id("trajectory-group", task_id)
+
+
+def derived_rollout_id(task_id: str, group: str, sample: int, attempt_index: int, model_name: str) -> str:
+    """`trajectory_rollout_id` of an attempt without caller identity (upstream contract §2.1, derived)."""
+    return short_id("rollout", task_id, group, sample, attempt_index, model_name)
+
+
+def scoped_group_id(sampling_event_id: str, source_group_id: str) -> str:
+    """Group of a trainer's sampling event (upstream contract §2.1, scoped by RL)."""
+    return short_id("group", {"sampling_event_id": sampling_event_id, "source_group_id": source_group_id})
+
+
+def scoped_rollout_id(
+    sampling_event_id: str, source_group_id: str, task_id: str, rollout_index: int, attempt_index: int
+) -> str:
+    """`trajectory_rollout_id` of an attempt within a trainer's sampling event (upstream contract §2.1)."""
+    return short_id(
+        "rollout",
+        {
+            "sampling_event_id": sampling_event_id,
+            "source_group_id": source_group_id,
+            "task_id": task_id,
+            "rollout_index": rollout_index,
+            "attempt_index": attempt_index,
+        },
+    )

@@ -1,0 +1,191 @@
+"""How an attempt ended: the facts, their classification, and what follows from it.
+
+Pure functions over recorded facts. Sources: upstream contract §1.3–1.7; DESIGN §3 (our additions).
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictBool, model_validator
+
+from models.base import Wire
+
+
+class Infra(StrEnum):
+    """Infrastructure reasons: every one makes the attempt ineligible, whatever the score."""
+
+    TIMEOUT = "timeout"  # the episode's deadline
+    TASK_TIMEOUT = "task_timeout"  # the far end-to-end backstop; no steps known
+    MODEL_TIMEOUT = "model_timeout"
+    ACTION_TIMEOUT = "action_timeout"
+    EVALUATOR_ERROR = "evaluator_error"
+    PROXY_CONFIGURATION_ERROR = "proxy_configuration_error"
+    PROXY_REQUIRED_BUT_DISABLED = "proxy_required_but_disabled"
+    PROXY_SETUP_ERROR = "proxy_setup_error"
+    MODEL_CALL_FAILED = "model_call_failed"
+    ROLLOUT_ERROR = "rollout_error"  # any other failure
+    SANDBOX_START_FAILED = "sandbox_start_failed"
+    SANDBOX_LOST = "sandbox_lost"  # the desktop died or was replaced
+    SETUP_FAILED = "setup_failed"
+    SETUP_INTERRUPTED = "setup_interrupted"  # setup began once and its result is unknown
+    EVALUATION_INTERRUPTED = "evaluation_interrupted"  # postconfig began once and its result is unknown
+    CANCELLED = "cancelled"
+    SUPERSEDED = "superseded"  # another attempt was claimed while this one was open
+    RECONCILED = "reconciled"  # the workflow of the attempt is gone
+
+
+INCOMPLETE = ("evaluation_incomplete", "rollout_state_incomplete")
+"""Fail-closed catch-alls: nothing proves that the attempt is whole."""
+
+POLICY_STOPS = (
+    "model_response_unparseable",
+    "model_output_truncated",
+    "model_response_empty",
+    "model_response_invalid",
+    "model_context_overflow",
+)
+"""Endings by the model's own output: evaluated and eligible."""
+
+ELIGIBLE = ("agent_done", "agent_fail", "environment_done", "max_steps", *POLICY_STOPS)
+"""Termination reasons of eligible attempts."""
+
+PRECEDENCE = (
+    # an ending that makes every later fact of the attempt unobservable comes first
+    Infra.SUPERSEDED,
+    Infra.RECONCILED,
+    Infra.CANCELLED,
+    Infra.TIMEOUT,
+    Infra.MODEL_TIMEOUT,
+    Infra.ACTION_TIMEOUT,
+    Infra.SANDBOX_START_FAILED,
+    Infra.SANDBOX_LOST,
+    Infra.SETUP_INTERRUPTED,
+    Infra.SETUP_FAILED,
+    Infra.EVALUATION_INTERRUPTED,
+    Infra.EVALUATOR_ERROR,
+    Infra.PROXY_SETUP_ERROR,
+    Infra.PROXY_CONFIGURATION_ERROR,
+    Infra.PROXY_REQUIRED_BUT_DISABLED,
+    Infra.MODEL_CALL_FAILED,
+    Infra.TASK_TIMEOUT,
+    Infra.ROLLOUT_ERROR,
+)
+"""Which reason names the ending when several things failed (upstream contract §1.3)."""
+
+RETRYABLE = frozenset(
+    {
+        Infra.SANDBOX_START_FAILED,
+        Infra.SANDBOX_LOST,
+        Infra.SETUP_INTERRUPTED,
+        Infra.EVALUATION_INTERRUPTED,
+        Infra.MODEL_CALL_FAILED,
+        Infra.RECONCILED,
+    }
+)
+"""Endings that earn a new attempt while the budget lasts (DESIGN §3)."""
+
+TerminalAction = Literal["DONE", "FAIL"]
+NonBlank = Annotated[str, Field(min_length=1, pattern=r"\S")]
+
+
+class OutcomeFacts(Wire):
+    """What is known of an attempt's end; the defaults are closed (upstream contract §1.3, §1.7)."""
+
+    evaluation_completed: StrictBool = False
+    infrastructure_failure_reason: Infra | None = None
+    terminal_action: TerminalAction | None = None
+    environment_done: StrictBool = False
+    horizon_reached: StrictBool = False
+    policy_stop_reason: NonBlank | None = None
+
+    @model_validator(mode="after")
+    def _exclusive(self) -> "OutcomeFacts":
+        ended = self.terminal_action is not None or self.environment_done
+        if self.horizon_reached and (ended or self.policy_stop_reason):
+            raise ValueError(
+                "horizon_reached excludes terminal_action, environment_done and policy_stop_reason"
+            )
+        if self.policy_stop_reason and ended:
+            raise ValueError("policy_stop_reason excludes terminal_action and environment_done")
+        if self.policy_stop_reason and self.policy_stop_reason not in POLICY_STOPS:
+            raise ValueError(f"policy_stop_reason must be one of {', '.join(POLICY_STOPS)}")
+        return self
+
+
+class Classification(Wire):
+    """Termination, eligibility and the reason for it."""
+
+    termination_reason: str
+    runtime_eligible: bool
+    runtime_admission_reason: str
+    horizon_reached: bool
+
+
+VALID = "valid_evaluated_outcome"
+
+
+def classify(facts: OutcomeFacts) -> Classification:
+    """The first row that matches wins (upstream contract §1.4)."""
+    if reason := facts.infrastructure_failure_reason:
+        return _ineligible(reason.value, facts.horizon_reached)
+    if not facts.evaluation_completed:
+        return _ineligible("evaluation_incomplete", facts.horizon_reached)
+    if facts.policy_stop_reason:
+        return _eligible(facts.policy_stop_reason)
+    if facts.terminal_action:
+        return _eligible("agent_done" if facts.terminal_action == "DONE" else "agent_fail")
+    if facts.environment_done:
+        return _eligible("environment_done")
+    if facts.horizon_reached:
+        return _eligible("max_steps", horizon_reached=True)
+    return _ineligible("rollout_state_incomplete", False)
+
+
+def _eligible(termination: str, horizon_reached: bool = False) -> Classification:
+    return Classification(
+        termination_reason=termination,
+        runtime_eligible=True,
+        runtime_admission_reason=VALID,
+        horizon_reached=horizon_reached,
+    )
+
+
+def _ineligible(reason: str, horizon_reached: bool) -> Classification:
+    return Classification(
+        termination_reason=reason,
+        runtime_eligible=False,
+        runtime_admission_reason=reason,
+        horizon_reached=horizon_reached,
+    )
+
+
+def first_reason(reasons: list[Infra]) -> Infra | None:
+    """The reason that names the ending when several were met; None without any."""
+    return min(reasons, key=PRECEDENCE.index) if reasons else None
+
+
+def earns_new_attempt(
+    reason: Infra | None, *, guest_failed: bool, same_before: int, attempts: int, budget: int
+) -> bool:
+    """Whether an ending earns a new attempt (DESIGN §3).
+
+    `guest_failed`: an exchange with the guest failed during evaluation. `same_before`: earlier attempts since the
+    last rerun request that ended with the same reason. `attempts` made since then, of `budget` (>= 1) allowed.
+    """
+    if reason is None or attempts >= budget:
+        return False
+    if reason is Infra.EVALUATOR_ERROR:
+        return guest_failed
+    if reason is Infra.SETUP_FAILED:
+        return same_before == 0
+    return reason in RETRYABLE
+
+
+RewardMode = Literal["binary", "raw"]
+
+
+def reward_of(score: float | None, mode: RewardMode) -> float | None:
+    """The reward of a score in 0..1; None where nothing was evaluated, never 0 (upstream contract §1.8)."""
+    if score is None or mode == "raw":
+        return score
+    return 1.0 if score >= 1.0 else 0.0

@@ -1,0 +1,100 @@
+"""OSWorld tasks, task sets and the filter that selects from them."""
+
+import re
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from models.base import Input, Name, Sha256, Wire
+from models.identity import digest
+
+DOMAINS = (
+    "chrome",
+    "gimp",
+    "libreoffice_calc",
+    "libreoffice_impress",
+    "libreoffice_writer",
+    "multi_apps",
+    "os",
+    "thunderbird",
+    "vlc",
+    "vs_code",
+)
+"""OSWorld's domains in the order in which results are reported; others follow alphabetically."""
+
+_SAFE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+
+
+def domain_rank(domain: str) -> tuple[int, str]:
+    """Sort key of a domain: OSWorld's order first, then by name."""
+    return (DOMAINS.index(domain), "") if domain in DOMAINS else (len(DOMAINS), domain)
+
+
+class Evaluator(BaseModel):
+    """The parts of an OSWorld evaluator that must be there for a task to be scored at all."""
+
+    model_config = ConfigDict(extra="allow")
+    func: str | list[str]
+    conj: str = "and"
+
+
+class TaskDocument(BaseModel):
+    """One task in OSWorld's JSON format, as far as the runner needs to know it; everything else is kept as it is."""
+
+    model_config = ConfigDict(extra="allow")
+    id: str
+    instruction: str = Field(min_length=1)
+    config: list[dict[str, Any]] = []
+    evaluator: Evaluator
+    proxy: bool = False
+
+    @field_validator("id")
+    @classmethod
+    def _safe_id(cls, value: str) -> str:
+        if not _SAFE.match(value):
+            raise ValueError("an id holds letters, digits, '_', '.' and '-' only")
+        return value
+
+    @field_validator("config")
+    @classmethod
+    def _typed_steps(cls, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for position, step in enumerate(steps):
+            if not isinstance(step.get("type"), str):
+                raise ValueError(f"step {position} has no 'type'")
+        return steps
+
+
+class Task(Wire):
+    """A task in its set. `domain` is the folder, not OSWorld's `snapshot`."""
+
+    task_id: str
+    domain: Name
+    task_digest: Sha256
+    document: dict[str, Any]
+
+
+def read_task(domain: str, document: dict[str, Any]) -> Task:
+    """Validate an OSWorld document; raises ValueError that names the field."""
+    try:
+        parsed = TaskDocument.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where}: {first['msg']}") from error
+    return Task(task_id=parsed.id, domain=domain, task_digest=digest(document), document=document)
+
+
+def set_digest(tasks: list[Task]) -> str:
+    """Content address of a task set: independent of the order and the layout of its files."""
+    return digest(sorted([task.domain, task.task_id, task.task_digest] for task in tasks))
+
+
+class TaskFilter(Input):
+    """Which tasks of the set a batch plans; empty lists select everything."""
+
+    domains: list[Name] = []
+    """Domains (folders) to take."""
+    ids: list[str] = []
+    """Task ids to take; each must exist."""
+    exclude_ids: list[str] = []
+    """Task ids to leave out; each must exist."""
