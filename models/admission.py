@@ -33,6 +33,4 @@ class AdmissionDecision(Wire):
 
 def decide_runtime(classification: Classification) -> AdmissionDecision:
     """The runtime decision is the classification itself: `mask_sample == not runtime_eligible`."""
-    return AdmissionDecision(
-        admitted=classification.runtime_eligible, reason=classification.runtime_admission_reason
-    )
+    return AdmissionDecision(admitted=classification.runtime_eligible, reason=classification.runtime_admission_reason)

@@ -102,9 +102,7 @@ class OutcomeFacts(Wire):
     def _exclusive(self) -> "OutcomeFacts":
         ended = self.terminal_action is not None or self.environment_done
         if self.horizon_reached and (ended or self.policy_stop_reason):
-            raise ValueError(
-                "horizon_reached excludes terminal_action, environment_done and policy_stop_reason"
-            )
+            raise ValueError("horizon_reached excludes terminal_action, environment_done and policy_stop_reason")
         if self.policy_stop_reason and ended:
             raise ValueError("policy_stop_reason excludes terminal_action and environment_done")
         if self.policy_stop_reason and self.policy_stop_reason not in POLICY_STOPS:
