@@ -123,7 +123,12 @@ def read_spec(raw: Any) -> BatchSpec:
     try:
         return BatchSpec.model_validate(raw)
     except ValidationError as error:
-        raise ValueError("; ".join(_explain(item) for item in error.errors())) from error
+        raise ValueError(explain(error)) from error
+
+
+def explain(error: ValidationError) -> str:
+    """A validation error in words: one `field: what is wrong` per wrong field."""
+    return "; ".join(_explain(item) for item in error.errors())
 
 
 _SHORT = {
@@ -202,6 +207,8 @@ class RegisteredBatch(Wire):
     """How long one pump call lasts at most, seconds."""
     slices_per_run: int
     """Pump calls before the workflow continues as new."""
+    heartbeat_s: float = 30
+    """Heartbeat timeout of the pump."""
 
 
 class Counts(Wire):

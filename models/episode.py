@@ -45,6 +45,10 @@ class EpisodePlan(Wire):
     """Base URL of the read-only artifact server; empty when there is none."""
     desktop_queue: str
     osworld_queue: str
+    heartbeat_s: float = 30
+    """Heartbeat timeout of long activities; must exceed a fail-over of the Temporal server."""
+    lease_s: float = 3600
+    """How long a desktop's lease lasts without renewal."""
 
 
 class Claimed(Wire):
@@ -68,6 +72,8 @@ class Desk(Wire):
     provider: str
     sandbox_id: str
     sandbox_key: str
+    ports: dict[int, int] = {}
+    """Host port of each declared guest port, where the provider publishes ports on this host."""
     nonce: str
     """Identity of the guest's boot; another one means another desktop."""
     isolation: str = "partial"

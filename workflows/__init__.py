@@ -1,0 +1,1 @@
+"""What happens, in which order: deterministic and thin. Effects are in `activities`, rules in `models`."""

@@ -1,0 +1,225 @@
+"""BenchmarkBatch: keeps a window of episodes running until the ledger says the batch is whole (DESIGN §6)."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy, SearchAttributeKey
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+
+from models import attributes, names
+from models.batch import (
+    BatchResult,
+    CloseBatch,
+    Control,
+    Counts,
+    PumpRequest,
+    PumpResult,
+    RegisterBatch,
+    RegisteredBatch,
+    read_spec,
+)
+from models.identity import BATCH_ID
+from workflows.control import read_control
+from workflows.shield import shielded
+
+T = TypeVar("T")
+
+RETRY = RetryPolicy(
+    initial_interval=timedelta(milliseconds=500), backoff_coefficient=2, maximum_interval=timedelta(seconds=15)
+)
+
+
+@workflow.defn(name=names.BATCH)
+class BenchmarkBatch:
+    """Takes one JSON object, the batch spec, and runs every planned rollout.
+
+    The workflow id is the batch id. Control (paused, stopping, concurrency) lives in the batch's row: handlers write
+    it, the pump reads it, and so nothing is lost when the workflow continues as new.
+    """
+
+    def __init__(self) -> None:
+        self._registered: RegisteredBatch | None = None
+        self._order = asyncio.Lock()
+        self._waiting_controls = 0
+        self._counts = Counts()
+        self._remark = ""
+
+    @workflow.run
+    async def run(self, *inputs: Any) -> BatchResult:
+        try:
+            return await self._run(inputs)
+        except BaseException as error:
+            if not (isinstance(error, asyncio.CancelledError) or is_cancelled_exception(error)):
+                raise
+            await self._close()
+            raise
+
+    async def _run(self, inputs: tuple[Any, ...]) -> BatchResult:
+        self._registered = registered = await self._register(inputs)
+        continued = workflow.info().continued_run_id is not None
+        await workflow.wait_condition(lambda: self._waiting_controls == 0)
+        if registered.added == 0 and registered.final == registered.planned and not continued:
+            return await self._finish("already complete", await self._pump())
+        for _ in range(registered.slices_per_run):
+            await workflow.wait_condition(lambda: self._waiting_controls == 0)
+            pumped = await self._pump()
+            if pumped.state != "continue":
+                return await self._finish("complete" if pumped.state == "whole" else "stopped", pumped)
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        workflow.continue_as_new(args=inputs)
+
+    @workflow.signal(name=names.PAUSE)
+    async def pause(self, options: Any = None) -> None:
+        """Start nothing new; `{"freeze": true}` also stands the running episodes still."""
+        await self._control(names.PAUSE, options)
+
+    @workflow.signal(name=names.RESUME)
+    async def resume(self, options: Any = None) -> None:
+        """Undo `pause`."""
+        await self._control(names.RESUME, options)
+
+    @workflow.signal(name=names.STOP)
+    async def stop(self, options: Any = None) -> None:
+        """Let running episodes finish, then end; planned rows stay planned and a relaunch resumes."""
+        await self._control(names.STOP, options)
+
+    @workflow.signal(name=names.SET_CONCURRENCY)
+    async def set_concurrency(self, options: Any = None) -> None:
+        """Change how many episodes run at once: a number, or `{"concurrency": N}`."""
+        await self._control(names.SET_CONCURRENCY, options)
+
+    @workflow.update(name="control")
+    async def control(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Acknowledged twin of the signals: `{"verb": "pause", …}`; refused with a message that names the field."""
+        verb = str(request.get("verb", ""))
+        await self._write(read_control(workflow.info().workflow_id, verb, _without(request, "verb")))
+        return {"verb": verb, "written": True}
+
+    @control.validator
+    def _check_control(self, request: dict[str, Any]) -> None:
+        read_control(workflow.info().workflow_id, str(request.get("verb", "")), _without(request, "verb"))
+
+    @workflow.query(name="counts")
+    def counts(self) -> Counts:
+        """The roll call as of the last pump; the ledger knows it exactly."""
+        return self._counts
+
+    async def _control(self, verb: str, options: Any) -> None:
+        try:
+            change = read_control(workflow.info().workflow_id, verb, options)
+        except ValueError as error:
+            self._remark = f"refused signal {verb}: {error}"
+            self._show("running")
+            return
+        await self._write(change)
+
+    async def _write(self, change: Control) -> None:
+        """Write a change in the order of arrival; one that came before registration waits for it."""
+        self._waiting_controls += 1
+        try:
+            async with self._order:
+                await workflow.wait_condition(lambda: self._registered is not None)
+                await self._activity(names.SET_CONTROL, change, type(None), 30, summary=change.verb)
+        finally:
+            self._waiting_controls -= 1
+
+    async def _register(self, inputs: tuple[Any, ...]) -> RegisteredBatch:
+        info = workflow.info()
+        try:
+            if len(inputs) != 1:
+                raise ValueError(f"the input must be one JSON object, the batch spec (given: {len(inputs)} inputs)")
+            if not BATCH_ID.match(info.workflow_id):
+                raise ValueError("workflow id: a batch id holds letters, digits, '_', '.' and '-' only")
+            spec = read_spec(inputs[0])
+        except ValueError as error:
+            _refuse(str(error))
+        workflow.upsert_search_attributes(
+            [
+                SearchAttributeKey.for_keyword(attributes.BATCH).value_set(info.workflow_id),
+                SearchAttributeKey.for_keyword(attributes.POLICY).value_set(spec.policy.kind),
+            ]
+        )
+        request = RegisterBatch(
+            batch_id=info.workflow_id,
+            namespace=info.namespace,
+            spec=spec,
+            launch_id=info.first_execution_run_id,
+        )
+        try:
+            return await self._activity(names.REGISTER_BATCH, request, RegisteredBatch, 600, heartbeat_s=60)
+        except ActivityError as error:
+            if isinstance(error.cause, ApplicationError) and error.cause.non_retryable:
+                _refuse(error.cause.message)
+            raise
+
+    async def _pump(self) -> PumpResult:
+        assert self._registered is not None
+        slice_s = self._registered.slice_s
+        pumped = await self._activity(
+            names.PUMP,
+            PumpRequest(batch_id=self._registered.batch_id, slice_s=slice_s),
+            PumpResult,
+            slice_s + 120,
+            heartbeat_s=self._registered.heartbeat_s,
+            summary="keep the window full",
+        )
+        self._counts = pumped.counts
+        self._show(pumped.state)
+        return pumped
+
+    async def _close(self) -> None:
+        """After a cancel: stop the episodes of the ledger's list and close every open row."""
+        request = CloseBatch(batch_id=workflow.info().workflow_id, reason=workflow.cancellation_reason() or "")
+        await shielded(self._activity(names.CLOSE_BATCH, request, Counts, 3600, heartbeat_s=30))
+
+    async def _finish(self, state: Any, pumped: PumpResult) -> BatchResult:
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        batch_id = workflow.info().workflow_id
+        self._show(state)
+        hint = "relaunch the same spec to resume" if state == "stopped" else f"rollbook audit {batch_id}"
+        return BatchResult(batch_id=batch_id, state=state, counts=pumped.counts, next=hint)
+
+    async def _activity(
+        self,
+        name: str,
+        argument: Any,
+        result: type[T],
+        seconds: float,
+        *,
+        heartbeat_s: float | None = None,
+        summary: str | None = None,
+    ) -> T:
+        answer: T = await workflow.execute_activity(
+            name,
+            argument,
+            result_type=result,
+            start_to_close_timeout=timedelta(seconds=seconds),
+            heartbeat_timeout=timedelta(seconds=heartbeat_s) if heartbeat_s else None,
+            retry_policy=RETRY,
+            cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+            summary=summary or name,
+        )
+        return answer
+
+    def _show(self, state: str) -> None:
+        counts = self._counts
+        lines = [
+            f"**{workflow.info().workflow_id}**: {state}",
+            "",
+            "| planned | waiting | running | admitted | masked |",
+            "|---|---|---|---|---|",
+            f"| {counts.planned} | {counts.waiting} | {counts.running} | {counts.admitted} | {counts.masked} |",
+        ]
+        if self._remark:
+            lines += ["", self._remark]
+        workflow.set_current_details("\n".join(lines))
+
+
+def _without(request: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in request.items() if name != key}
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ApplicationError(message, type=names.INVALID_INPUT, non_retryable=True)

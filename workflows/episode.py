@@ -1,0 +1,213 @@
+"""Episode: one logical rollout, from claim to admission (DESIGN §3)."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
+from temporalio.exceptions import ApplicationError, is_cancelled_exception
+
+from models import attributes, names
+from models.episode import (
+    AttemptRef,
+    Claimed,
+    ClaimRequest,
+    Decision,
+    EpisodeResult,
+    EpisodeStart,
+    EvaluateRequest,
+    Finalized,
+)
+from models.outcome import Infra
+from workflows import calls
+from workflows.calls import Calls, Failure, Superseded
+from workflows.deadline import Deadline, DeadlineReached
+from workflows.shield import shielded
+from workflows.story import Story
+
+
+@workflow.defn(name=names.EPISODE)
+class Episode:
+    """Attempts a rollout until the ledger says that no further attempt is due.
+
+    The workflow is the runner: it owns the step limit, the deadline, terminal actions, the horizon and the stop
+    reason. It decides nothing about scores (the evaluator does) or counting (admission does).
+    """
+
+    def __init__(self) -> None:
+        self._frozen = False
+        self._renewals = 0
+        self._story: Story | None = None
+
+    @workflow.run
+    async def run(self, start: EpisodeStart) -> EpisodeResult:
+        n = 0
+        while True:
+            n += 1
+            claimed = await calls.claim(ClaimRequest(rollout_key=start.rollout_key, n=n))
+            if claimed.status != "claimed":
+                status: Any = "already final" if claimed.status == "final" else "stopping"
+                return EpisodeResult(rollout_key=start.rollout_key, status=status, attempts=n - 1)
+            try:
+                finalized = await self._attempt(start, claimed)
+            except Superseded:
+                return EpisodeResult(rollout_key=start.rollout_key, status="superseded", attempts=n)
+            except Failure as failure:
+                # the ledger refused the end of the attempt: a fault of ours, for people and the Janitor to see
+                raise ApplicationError(failure.detail, type="LedgerRefused", non_retryable=True) from failure
+            if not finalized.another_attempt:
+                return _result(start, n, finalized)
+
+    @workflow.signal(name=names.FREEZE)
+    def freeze(self) -> None:
+        """Stand still before the next step; the deadline stops, the desktop stays."""
+        self._frozen = True
+
+    @workflow.signal(name=names.THAW)
+    def thaw(self) -> None:
+        """Go on."""
+        self._frozen = False
+
+    async def _attempt(self, start: EpisodeStart, claimed: Claimed) -> Finalized:
+        assert claimed.plan is not None
+        attempt = AttemptRef(rollout_key=start.rollout_key, attempt_index=claimed.attempt_index)
+        call = Calls(attempt, claimed.plan)
+        story = self._story = Story(attempt, claimed.plan)
+        cancelled = await self._play_to_the_end(call, story)
+        try:
+            self._show("finalizing")
+            finalized, cancelled_late = await shielded(call.finalize(story.finalize_request()))
+        finally:
+            self._show("stopping the desktop")
+            cancelled_later = await self._stop_sandbox(call)
+        self._show(f"ended: {finalized.termination_reason}")
+        _publish(story, finalized)
+        if cancelled or cancelled_late or cancelled_later:
+            raise asyncio.CancelledError(workflow.cancellation_reason() or "cancelled")
+        return finalized
+
+    async def _play_to_the_end(self, call: Calls, story: Story) -> bool:
+        """Play the attempt; every failure becomes a fact of the story. Returns whether a cancel arrived."""
+        try:
+            await self._play(call, story)
+        except Superseded:
+            story.fail(Infra.SUPERSEDED, "a newer attempt was claimed")
+        except Failure as failure:
+            story.fail(failure.reason, failure.detail)
+        except BaseException as error:
+            if not (isinstance(error, asyncio.CancelledError) or is_cancelled_exception(error)):
+                raise
+            story.fail(Infra.CANCELLED, workflow.cancellation_reason() or "cancelled")
+            return True
+        return False
+
+    async def _play(self, call: Calls, story: Story) -> None:
+        self._show("starting the desktop")
+        story.desk = await call.start_sandbox()
+        deadline = Deadline(story.plan.deadline_s, lambda: self._frozen)
+        try:
+            self._show("preparing the task")
+            await deadline.guard(call.prepare_task(story.desk))
+            story.observation = await deadline.guard(call.observe(story.desk))
+            await self._steps(call, story, deadline)
+        except DeadlineReached:
+            story.fail(Infra.TIMEOUT, f"the deadline of {story.plan.deadline_s:g} s was reached")
+        except Failure as failure:
+            story.fail(failure.reason, failure.detail)
+        finally:
+            deadline.stop()
+        if story.observation is not None and story.desktop_usable:
+            await self._evaluate(call, story)
+
+    async def _steps(self, call: Calls, story: Story, deadline: Deadline) -> None:
+        for step in range(1, story.plan.max_steps + 1):
+            await self._while_frozen(call)
+            deadline.check()
+            self._show("deciding")
+            assert story.observation is not None
+            decision = await deadline.guard(call.decide(step, story.observation))
+            story.steps, story.last_action = step, decision.summary
+            if not decision.model_call_completed:
+                raise Failure(Infra.MODEL_CALL_FAILED, decision.summary)
+            if decision.policy_stop_reason:
+                story.policy_stop_reason = decision.policy_stop_reason
+                return
+            await self._act(call, story, deadline, decision)
+            if decision.terminal_action:
+                story.terminal_action = decision.terminal_action
+                return
+        story.horizon_reached = True
+
+    async def _act(self, call: Calls, story: Story, deadline: Deadline, decision: Decision) -> None:
+        """Run the step's actions and observe; a step without any still observes, unless it ends the episode."""
+        if decision.terminal_action and not decision.action_count:
+            return
+        assert story.desk is not None
+        self._show("acting")
+        acted = await deadline.guard(call.act(story.steps, story.desk, decision))
+        story.observation = acted.observation
+        if acted.failure is not None:
+            raise Failure(acted.failure, f"step {story.steps}: {decision.summary}")
+
+    async def _evaluate(self, call: Calls, story: Story) -> None:
+        assert story.desk is not None
+        self._show("postconfig")
+        await call.run_postconfig(story.desk)
+        self._show("evaluating")
+        request = EvaluateRequest(attempt=story.attempt, desk=story.desk, terminal_action=story.terminal_action)
+        story.evaluation = await call.evaluate(request)
+        if story.evaluation.reason is not None:
+            story.fail(story.evaluation.reason, story.evaluation.detail)
+
+    async def _while_frozen(self, call: Calls) -> None:
+        """Wait for `thaw`, renewing the desktop's lease meanwhile."""
+        assert self._story is not None
+        while self._frozen:
+            self._show("frozen")
+            with contextlib.suppress(TimeoutError):
+                seconds = self._story.plan.lease_s / 3
+                await workflow.wait_condition(lambda: not self._frozen, timeout=seconds)
+                return
+            self._renewals += 1
+            await call.renew_lease(self._renewals)
+
+    async def _stop_sandbox(self, call: Calls) -> bool:
+        """Stop the desktop; its failure never changes the result, the Janitor finds what is left."""
+        try:
+            _, cancelled = await shielded(call.stop_sandbox())
+        except Exception as error:
+            workflow.logger.warning("the desktop was not stopped: %s", error)
+            return False
+        return cancelled
+
+    def _show(self, phase: str) -> None:
+        assert self._story is not None
+        self._story.phase = phase
+        workflow.set_current_details(self._story.details())
+
+
+def _result(start: EpisodeStart, attempts: int, finalized: Finalized) -> EpisodeResult:
+    return EpisodeResult(
+        rollout_key=start.rollout_key,
+        status="final",
+        attempts=attempts,
+        termination_reason=finalized.termination_reason,
+        admitted=finalized.admitted,
+        score=finalized.score,
+        reward=finalized.reward,
+    )
+
+
+def _publish(story: Story, finalized: Finalized) -> None:
+    """One upsert of search attributes when an attempt has ended."""
+    changes: list[SearchAttributeUpdate[Any]] = [
+        SearchAttributeKey.for_keyword(attributes.TERMINATION).value_set(finalized.termination_reason),
+        SearchAttributeKey.for_keyword(attributes.OUTCOME).value_set("admitted" if finalized.admitted else "masked"),
+        SearchAttributeKey.for_bool(attributes.ADMITTED).value_set(finalized.admitted),
+        SearchAttributeKey.for_int(attributes.ATTEMPT).value_set(story.attempt.attempt_index),
+        SearchAttributeKey.for_int(attributes.STEPS).value_set(story.steps),
+    ]
+    if finalized.score is not None:
+        changes.append(SearchAttributeKey.for_float(attributes.SCORE).value_set(finalized.score))
+    workflow.upsert_search_attributes(changes)

@@ -1,0 +1,57 @@
+"""Work that must be finished although the workflow is being cancelled."""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from temporalio import workflow
+from temporalio.exceptions import is_cancelled_exception
+
+T = TypeVar("T")
+
+
+async def shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
+    """Finish `work` whatever happens; returns its result and whether a cancel arrived meanwhile.
+
+    A plain `await` in `finally` does not do: a cancel that arrives during the cleanup cancels the cleanup.
+    """
+    task = asyncio.create_task(work)
+    cancelled = False
+    while True:
+        try:
+            return await asyncio.shield(task), cancelled
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise
+            cancelled = True
+
+
+class Interrupted(Exception):
+    """The alarm finished before the work; the work was cancelled and has ended."""
+
+
+async def until(work: Coroutine[Any, Any, T], alarm: "asyncio.Task[None]") -> T:
+    """The result of `work`; raises Interrupted when `alarm` finished first and `work` ended by its cancel.
+
+    A result that is there at the same moment as the alarm counts: nothing that happened is forgotten.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await workflow.wait([task, alarm], return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Interrupted, Exception):
+            await _end(task)
+        raise
+    return task.result() if task.done() else await _end(task)
+
+
+async def _end(task: "asyncio.Task[T]") -> T:
+    """Cancel a task and wait for its end; a result that it still had is returned."""
+    task.cancel()
+    try:
+        return await task
+    except BaseException as error:
+        if is_cancelled_exception(error):
+            raise Interrupted from None
+        raise
