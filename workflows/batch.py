@@ -68,7 +68,7 @@ class BenchmarkBatch:
             if pumped.state != "continue":
                 return await self._finish("complete" if pumped.state == "whole" else "stopped", pumped)
         await workflow.wait_condition(workflow.all_handlers_finished)
-        workflow.continue_as_new(args=inputs)
+        workflow.continue_as_new(args=inputs)  # noqa: RET503  (never returns)
 
     @workflow.signal(name=names.PAUSE)
     async def pause(self, options: Any = None) -> None:
