@@ -1,0 +1,201 @@
+"""HTTP client of the guest server on port 5000: OSWorld's guest protocol, read side first (osworld-notes §3)."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from rollbook.errors import ActionFailed, SandboxLost
+from rollbook.sandboxes.nonce import read_nonce
+from rollbook.sandboxes.provider import Endpoint
+from rollbook.sandboxes.readiness import screenshot_size
+
+T = TypeVar("T")
+
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+"""The guest is hostile: a longer answer is cut off and counts as none."""
+
+GATEWAY_STATUS = frozenset({502, 503, 504})
+"""Said by whatever stands before the guest, not by the guest: the guest was not reached."""
+
+
+@dataclass(frozen=True)
+class ExecuteResult:
+    """Answer to `POST /execute`."""
+
+    ok: bool
+    """Whether the command was run to its end. False: the guest server refused it, or stopped it after 120 s."""
+    output: str
+    error: str
+    returncode: int | None
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How reads are repeated while the guest does not answer: the delays between the tries, in seconds."""
+
+    delays_s: tuple[float, ...] = (0.25, 1.0, 2.0, 4.0)
+
+
+class GuestRefused(ActionFailed):
+    """The guest is alive and answered a read with an error, again and again."""
+
+
+class GuestClient:
+    """One desktop's guest server. Use as `async with GuestClient(endpoint) as guest:`.
+
+    Reads are repeated a few times. What remains unanswered is SandboxLost; an error that the living guest insists on
+    is GuestRefused. Nothing else is repeated here: `execute` and `upload` try once.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        retry: Retry | None = None,
+        connect_timeout_s: float = 5.0,
+        read_timeout_s: float = 15.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self._delays_s = (retry or Retry()).delays_s
+        self._connect_timeout_s = connect_timeout_s
+        self._read_timeout_s = read_timeout_s
+        self._http = httpx.AsyncClient(
+            base_url=endpoint.url, headers=dict(endpoint.headers), trust_env=False, transport=transport
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def screenshot(self) -> bytes:
+        """The screen as a PNG that decodes. A guest that is alive but shows nothing is lost as well."""
+
+        async def read() -> bytes:
+            png = await self._get("/screenshot", self._read_timeout_s)
+            try:
+                await asyncio.to_thread(screenshot_size, png)
+            except ValueError as error:
+                raise GuestRefused(f"GET /screenshot: {error}") from error
+            return png
+
+        try:
+            return await self._repeat(read, self._delays_s)
+        except GuestRefused as error:
+            raise SandboxLost(f"the guest server answers, but shows no screen: {error}") from error
+
+    async def accessibility(self, timeout_s: float = 60.0) -> str:
+        """The accessibility tree as XML; a big spreadsheet takes several seconds."""
+        tree = await self._read_json("/accessibility", timeout_s, "AT")
+        if not isinstance(tree, str):
+            raise GuestRefused(f"GET /accessibility: AT is {type(tree).__name__}, not text")
+        return tree
+
+    async def terminal(self) -> str | None:
+        """Text of the focused terminal; None when no terminal is in front."""
+        text = await self._read_json("/terminal", self._read_timeout_s, "output")
+        if text is not None and not isinstance(text, str):
+            raise GuestRefused(f"GET /terminal: output is {type(text).__name__}, not text")
+        return text
+
+    async def execute(
+        self, command: list[str] | str, *, shell: bool = False, timeout_s: float = 130.0
+    ) -> ExecuteResult:
+        """Run a command in the guest, once. The guest itself stops it after 120 s.
+
+        SandboxLost means that no answer came; whether the command ran is then unknown.
+        """
+        body = {"command": command, "shell": shell}
+        content = json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        status, reply = await self._send("POST", "/execute", timeout_s, content=content, headers=headers)
+        answer = _decode(reply)
+        if not isinstance(answer, dict):
+            return ExecuteResult(False, "", f"HTTP {status}: {reply[:500].decode(errors='replace')}", None)
+        if status != 200:
+            return ExecuteResult(False, "", str(answer.get("message") or answer.get("error") or answer), None)
+        code = answer.get("returncode")
+        return ExecuteResult(
+            ok=True,
+            output=str(answer.get("output") or ""),
+            error=str(answer.get("error") or ""),
+            returncode=code if isinstance(code, int) else None,
+        )
+
+    async def upload(self, path: str, content: bytes, timeout_s: float = 60.0) -> None:
+        """Write a file in the guest, once. Raises SandboxLost without an answer, GuestRefused when it says no."""
+        status, reply = await self._send(
+            "POST",
+            "/setup/upload",
+            timeout_s,
+            data={"file_path": path},
+            files={"file_data": ("file", content, "application/octet-stream")},
+        )
+        if status != 200:
+            raise GuestRefused(f"upload of {path}: HTTP {status}: {reply[:500].decode(errors='replace')}")
+
+    async def check_nonce(self, expected: str) -> None:
+        """Raises SandboxLost when the guest is not the one that was started: it rebooted, or another one answers."""
+        nonce = await read_nonce(self.endpoint, self._read_timeout_s)
+        if nonce != expected:
+            raise SandboxLost(f"another guest answers: boot nonce {nonce!r}, recorded at the start was {expected!r}")
+
+    async def _read_json(self, path: str, timeout_s: float, key: str) -> Any:
+        async def read() -> Any:
+            answer = _decode(await self._get(path, timeout_s))
+            if not isinstance(answer, dict) or key not in answer:
+                raise GuestRefused(f"GET {path}: the answer has no {key!r}")
+            return answer[key]
+
+        return await self._repeat(read, self._delays_s[:1])
+
+    async def _get(self, path: str, timeout_s: float) -> bytes:
+        status, reply = await self._send("GET", path, timeout_s)
+        if status != 200:
+            raise GuestRefused(f"GET {path}: HTTP {status}: {reply[:300].decode(errors='replace')}")
+        return reply
+
+    async def _repeat(self, read: Callable[[], Awaitable[T]], delays_s: tuple[float, ...]) -> T:
+        for delay in delays_s:
+            try:
+                return await read()
+            except (SandboxLost, GuestRefused):
+                await asyncio.sleep(delay)
+        return await read()
+
+    async def _send(self, method: str, path: str, timeout_s: float, **arguments: Any) -> tuple[int, bytes]:
+        timeout = httpx.Timeout(timeout_s, connect=self._connect_timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s + self._connect_timeout_s):  # httpx's own clock restarts per chunk
+                async with self._http.stream(method, path, timeout=timeout, **arguments) as reply:
+                    content = await _bounded(reply)
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise SandboxLost(f"{method} {path}: {type(error).__name__}: {error}") from error
+        if reply.status_code in GATEWAY_STATUS:
+            raise SandboxLost(f"{method} {path}: HTTP {reply.status_code} from the gateway")
+        return reply.status_code, content
+
+
+async def _bounded(reply: httpx.Response) -> bytes:
+    content = bytearray()
+    async for chunk in reply.aiter_bytes():
+        content += chunk
+        if len(content) > MAX_REPLY_BYTES:
+            raise httpx.ReadError(f"the guest's answer is longer than {MAX_REPLY_BYTES} bytes")
+    return bytes(content)
+
+
+def _decode(reply: bytes) -> Any:
+    try:
+        return json.loads(reply)
+    except ValueError:
+        return None

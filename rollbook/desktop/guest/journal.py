@@ -1,0 +1,216 @@
+"""The journal inside the guest: one claim file and one result file per op id, see docs/explanation/action-journal.md.
+
+`main(request)` prints one line that starts with the marker; the host reads nothing else.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: SIM105, UP031
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+
+MARK = "@@rollbook-journal@@"
+
+
+class Op:
+    """The files of one op id. Their names are a digest, because an op id may hold any character."""
+
+    def __init__(self, directory, op_id):
+        self.op_id = op_id
+        self.directory = directory
+        stem = os.path.join(directory, hashlib.sha256(op_id.encode("utf-8", "surrogatepass")).hexdigest()[:40])
+        self.claim_path = stem + ".claim"
+        self.result_path = stem + ".result"
+
+    def claim(self, facts):
+        """True for exactly one caller, ever."""
+        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        try:
+            handle = os.open(self.claim_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        except FileExistsError:
+            return False
+        os.write(handle, json.dumps(facts).encode())
+        os.close(handle)
+        return True
+
+    def publish(self, result):
+        """Record how the op ended and return what is recorded: the first result stays, whoever comes later."""
+        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        draft = "%s.%d.%d" % (self.result_path, os.getpid(), threading.get_ident())
+        with open(draft, "w") as file:
+            file.write(json.dumps(result))
+        try:
+            os.link(draft, self.result_path)
+        except FileExistsError:
+            pass
+        os.unlink(draft)
+        return load(self.result_path)
+
+    def state(self):
+        """What is known of the op now."""
+        if not os.path.exists(self.claim_path):
+            return {"state": "absent"}
+        claim = load(self.claim_path) or {}
+        living = alive(claim)
+        result = load(self.result_path)  # after the look at the process: it may just have finished
+        if result is not None:
+            return {"state": "done", "claim": claim, "result": result}
+        return {"state": "running" if living else "orphaned", "claim": claim}
+
+
+def load(path):
+    """A JSON file's content; None when it is missing or not yet written."""
+    try:
+        with open(path) as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return None
+
+
+def birth(pid):
+    """When a process started, in clock ticks: with the pid it names one process. None when it is dead."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            fields = file.read().rsplit(b")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def alive(claim):
+    """Whether the process that claimed the op still runs. A claim without content died between two system calls, or
+    is being written right now: the caller asks again before it gives up."""
+    return bool(claim) and birth(claim["pid"]) == claim["birth"]
+
+
+def reply(handle, answer):
+    """One ASCII line on the stdout that the process was started with, in one write."""
+    os.write(handle, ("\n%s %s\n" % (MARK, json.dumps(answer))).encode())
+
+
+def outcome(claim, status, error=None):
+    """A result file's content."""
+    return {"status": status, "error": error, "started_at": claim.get("at"), "ended_at": time.time()}
+
+
+def source(request):
+    """The action's code, from the request or from the file uploaded for it. Raises ValueError for other code."""
+    code = request.get("code")
+    if code is None:
+        with open(request["code_file"], encoding="utf-8", errors="surrogatepass", newline="") as file:
+            code = file.read()
+    if hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest() != request["digest"]:
+        raise ValueError("the code does not have the digest that it was sent with")
+    return code
+
+
+def act(code):
+    """Run the action in this interpreter, as `python -c` would. Returns (status, error)."""
+    sys.argv = ["-c"]
+    try:
+        exec(compile(code, "<action>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            return "raised", "SystemExit: %s" % (error.code,)
+    except BaseException as error:
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        return "raised", text[-4000:]
+    return "ok", None
+
+
+def run(op, request, handle):
+    """Claim the op and act; or say what is known when somebody has claimed it before."""
+    code = source(request)
+    me = os.getpid()
+    claim = {"op": op.op_id, "digest": request["digest"], "call": request["call"], "pid": me, "birth": birth(me)}
+    claim["at"] = time.time()
+    if not op.claim(claim):
+        return op.state()
+
+    def too_late():
+        result = op.publish(outcome(claim, "timeout", "stopped after %g s" % request["timeout_s"]))
+        reply(handle, {"state": "done", "claim": claim, "result": result})
+        os._exit(124)
+
+    log = os.open(os.path.join(op.directory, "executions.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+    os.write(log, (json.dumps({"op": op.op_id, "pid": me, "at": time.time()}) + "\n").encode())
+    os.close(log)
+    watchdog = threading.Timer(request["timeout_s"], too_late)
+    watchdog.daemon = True
+    if os.path.exists(op.result_path):
+        return op.state()  # this process was frozen so long that the op was settled without it
+    watchdog.start()
+    status, error = act(code)
+    if os.getpid() != me:
+        os._exit(0)  # a fork of the action came back here; the journal is its parent's
+    watchdog.cancel()
+    return {"state": "done", "claim": claim, "result": op.publish(outcome(claim, status, error))}
+
+
+def settle(op, request):
+    """Decide an op that will not report any more: stop its process if it still runs, and record `verdict`."""
+    known = op.state()
+    claim = known.get("claim", {})
+    ours = claim.get("digest", request["digest"]) == request["digest"]
+    if known["state"] not in ("running", "orphaned") or not ours:
+        return known
+    if known["state"] == "running" and request["kill"]:
+        try:
+            os.kill(claim["pid"], signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    result = op.publish(outcome(claim, request["verdict"], request["why"]))
+    return {"state": "done", "claim": claim, "result": result}
+
+
+def dump(directory):
+    """Every op that was ever claimed here, with how often its action was begun."""
+    counts = {}
+    try:
+        with open(os.path.join(directory, "executions.log")) as file:
+            for line in file:
+                op_id = json.loads(line)["op"]
+                counts[op_id] = counts.get(op_id, 0) + 1
+    except OSError:
+        pass
+    entries = []
+    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
+        if name.endswith(".claim"):
+            claim = load(os.path.join(directory, name)) or {}
+            result = load(os.path.join(directory, name[:-6] + ".result")) or {}
+            op_id = claim.get("op", "")
+            entry = {"op": op_id, "digest": claim.get("digest", ""), "executions": counts.pop(op_id, 0)}
+            entry.update(status=result.get("status", "claimed"), error=result.get("error"), at=claim.get("at") or 0)
+            entries.append(entry)
+    entries += [{"op": op, "digest": "", "executions": n, "status": "unclaimed", "at": 0} for op, n in counts.items()]
+    return {"state": "dump", "entries": sorted(entries, key=lambda entry: entry["at"])}
+
+
+def main(request):
+    """Answer one request of the host."""
+    handle = os.dup(1)  # the action may close or replace stdout
+    directory = request["directory"]
+    try:
+        if request["do"] == "dump":
+            answer = dump(directory)
+        else:
+            op = Op(directory, request["op"])
+            if request["do"] == "run":
+                answer = run(op, request, handle)
+            elif request["do"] == "settle":
+                answer = settle(op, request)
+            else:
+                answer = op.state()
+            claimed = answer.get("claim", {}).get("digest", request["digest"])
+            if claimed != request["digest"]:
+                answer = {"state": "conflict", "claimed": claimed}
+    except Exception as error:
+        answer = {"state": "failed", "error": "%s: %s" % (type(error).__name__, error)}
+    answer["op"] = request.get("op")
+    reply(handle, answer)

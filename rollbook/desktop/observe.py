@@ -1,0 +1,54 @@
+"""One observation of a desktop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from rollbook.desktop.client import GuestClient, GuestRefused
+from rollbook.errors import SandboxLost
+from rollbook.sandboxes.readiness import screenshot_size
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the agent may see. `refused` names parts that were asked for and that a living guest would not give."""
+
+    screenshot: bytes
+    """PNG with the mouse cursor."""
+    width: int
+    """Pixels."""
+    height: int
+    accessibility_tree: str | None
+    terminal: str | None
+    taken_at: datetime
+    """Host's clock, just before the screenshot was asked for."""
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+async def observe(client: GuestClient, *, a11y: bool = False, terminal: bool = False) -> Observation:
+    """Take a screenshot and, when asked for, the accessibility tree and the terminal's text.
+
+    As upstream, a part that the living guest refuses is None and the episode goes on (osworld-notes §2); here the
+    refusal is recorded. Raises SandboxLost.
+    """
+    taken_at = datetime.now(UTC)
+    screenshot = await client.screenshot()
+    width, height = await asyncio.to_thread(screenshot_size, screenshot)
+    refused: dict[str, str] = {}
+    tree = await _optional(client, "accessibility_tree", client.accessibility, refused) if a11y else None
+    text = await _optional(client, "terminal", client.terminal, refused) if terminal else None
+    return Observation(screenshot, width, height, tree, text, taken_at, refused)
+
+
+async def _optional(
+    client: GuestClient, name: str, read: Callable[[], Awaitable[str | None]], refused: dict[str, str]
+) -> str | None:
+    try:
+        return await read()
+    except GuestRefused as error:
+        refused[name] = str(error)
+    except SandboxLost as error:
+        await client.screenshot()  # a stopped application can hang the tree for ever while the desktop is well
+        refused[name] = str(error)
+    return None

@@ -1,0 +1,53 @@
+"""Setup and postconfig change the desktop, so each is claimed once in the guest (DESIGN §3).
+
+A worker that dies in the middle leaves a claim without an end: the next try then learns that the desktop is dirty.
+"""
+
+import asyncio
+import json
+from importlib import resources
+from typing import Literal
+
+from rollbook.desktop.client import GuestClient
+from rollbook.errors import ActionFailed, SandboxLost
+
+PhaseState = Literal["claimed", "done", "interrupted"]
+
+DIRECTORY = "/tmp/.rollbook-phases"
+_MARK = "@@rollbook-phase@@"
+_TRIES = 4
+
+
+async def claim_phase(client: GuestClient, phase: str, token: str) -> PhaseState:
+    """Claim `phase` on this desktop for the try that `token` names; safe to repeat with the same token.
+
+    `claimed`: begin. `done`: it has ended here before. `interrupted`: another try began it and nobody knows how far
+    it came. Raises SandboxLost.
+    """
+    state = await _ask(client, phase, "claim", token)
+    if state not in ("claimed", "done", "interrupted"):
+        raise ActionFailed(f"the guest gave a claim of phase {phase} no meaning: {state!r:.200}")
+    return state  # type: ignore[return-value]
+
+
+async def finish_phase(client: GuestClient, phase: str) -> None:
+    """Record in the guest that `phase` has ended."""
+    await _ask(client, phase, "finish", "")
+
+
+async def _ask(client: GuestClient, phase: str, verb: str, token: str) -> str:
+    source = resources.files("rollbook.desktop.guest").joinpath("phase.py").read_text()
+    request = {"directory": DIRECTORY, "phase": phase, "verb": verb, "token": token}
+    command = ["python3", "-c", f"{source}\nmain({request!r})"]
+    for number in range(1, _TRIES + 1):
+        try:
+            result = await client.execute(command, timeout_s=30)
+            break
+        except SandboxLost:
+            if number == _TRIES:
+                raise
+            await asyncio.sleep(number)
+    for line in result.output.splitlines():
+        if line.startswith(_MARK):
+            return str(json.loads(line.removeprefix(_MARK))["state"])
+    raise ActionFailed(f"the guest could not {verb} phase {phase}: {(result.error or result.output)[:500]}")

@@ -1,0 +1,127 @@
+"""Action runtimes: what becomes of an action's pyautogui code before it runs in the guest (DESIGN §3).
+
+A runtime's id is part of the agent contract. A change of behaviour is a new id, never an edit here.
+"""
+
+import ast
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Literal
+
+from rollbook.desktop.client import GuestClient
+from rollbook.errors import InvalidInput
+
+RuntimeId = Literal["canonical", "exact-input"]
+
+PREAMBLE = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
+"""OSWorld's own prefix (osworld-notes §2). It joins by `;`, so an action that begins with `for` or `if` is a syntax
+error there, and must be one here."""
+
+_GUEST = files("rollbook.desktop") / "guest"
+_TYPE_LESS_THAN = 'pyautogui.hotkey("shift", ",")'
+
+
+@dataclass(frozen=True)
+class ActionRuntime:
+    """How actions of one contract are run."""
+
+    id: RuntimeId
+    interpreter: str = "python"
+    """The guest's command; OSWorld guests all have `python`."""
+
+    def code(self, action: str) -> str:
+        """The program that performs `action`, a piece of pyautogui code."""
+        if self.id == "canonical":
+            return PREAMBLE + mend_less_than(action)
+        return f"{(_GUEST / 'exact_input.py').read_text()}\n{PREAMBLE}{action}"
+
+
+CANONICAL = ActionRuntime("canonical")
+EXACT_INPUT = ActionRuntime("exact-input")
+
+
+def runtime(name: str) -> ActionRuntime:
+    """The runtime with this id. Raises InvalidInput."""
+    for known in (CANONICAL, EXACT_INPUT):
+        if known.id == name:
+            return known
+    raise InvalidInput(f"action_runtime: {name!r} is unknown; use canonical or exact-input")
+
+
+def mend_less_than(action: str) -> str:
+    """OSWorld's repair of pyautogui's `<`, which types `>` on the usual keyboard.
+
+    Only statements `pyautogui.press('<')` and `pyautogui.typewrite('…<…')` with that one literal argument are mended,
+    each `<` becoming Shift and comma. Every other form (`write`, variables, further arguments, key lists) keeps the
+    bug, as in OSWorld. Code that does not parse is left as it is.
+    """
+    try:
+        tree = ast.parse(action)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return action
+    calls = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    repairs = [(call, mended) for call in calls if (mended := _mended(call)) is not None]
+    lines = action.encode().splitlines(keepends=True)
+    for call, mended in sorted(repairs, key=lambda pair: (pair[0].lineno, pair[0].col_offset), reverse=True):
+        lines = _replace(lines, call, mended)
+    return b"".join(lines).decode()
+
+
+def _mended(call: ast.Call) -> str | None:
+    function = call.func
+    if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)):
+        return None
+    if function.value.id != "pyautogui" or len(call.args) != 1 or call.keywords:
+        return None
+    text = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
+    if not isinstance(text, str) or "<" not in text:
+        return None
+    if function.attr == "press":
+        return _TYPE_LESS_THAN if text == "<" else None
+    if function.attr != "typewrite":
+        return None
+    typed = [f"pyautogui.typewrite({part!r})" if part else "" for part in text.split("<")]
+    steps = [step for part in typed for step in (_TYPE_LESS_THAN, part) if step][1:]
+    return "; ".join(steps)
+
+
+def _replace(lines: list[bytes], call: ast.Call, text: str) -> list[bytes]:
+    """The source with the call's text replaced; positions of the syntax tree count bytes of UTF-8."""
+    assert call.end_lineno is not None
+    first, last = call.lineno - 1, call.end_lineno - 1
+    new = lines[first][: call.col_offset] + text.encode() + lines[last][call.end_col_offset :]
+    return [*lines[:first], new, *lines[last + 1 :]]
+
+
+_PROBE = """
+import shutil, sys
+missing = []
+try:
+    import pyautogui
+    from pyautogui import platformModule
+except BaseException as error:
+    missing.append("python module pyautogui: %s: %s" % (type(error).__name__, error))
+else:
+    if EXACT:
+        try:
+            display = platformModule._display
+            first = display.display.info.min_keycode
+            rows = display.get_keyboard_mapping(first, display.display.info.max_keycode - first + 1)
+            spare = sum(not any(row) for row in rows)
+            if spare < 8:
+                missing.append("unused keycodes of the X keyboard: %d, wanted 8 or more" % spare)
+        except BaseException as error:
+            missing.append("an X keyboard that can be read: %s: %s" % (type(error).__name__, error))
+print("\\n@@rollbook-probe@@ " + repr(missing))
+"""
+
+
+async def probe_runtime(client: GuestClient, runtime: ActionRuntime) -> list[str]:
+    """What the guest lacks for this runtime, in words; empty when nothing. Raises SandboxLost."""
+    program = f"EXACT = {runtime.id == 'exact-input'}\n{_PROBE}"
+    answer = await client.execute([runtime.interpreter, "-c", program])
+    for line in reversed(answer.output.splitlines()):
+        if line.startswith("@@rollbook-probe@@ "):
+            missing: list[str] = ast.literal_eval(line.partition(" ")[2])
+            return missing
+    return [f"command {runtime.interpreter!r} in the guest: {answer.error[-500:] or 'no answer'}"]

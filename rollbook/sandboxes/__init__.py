@@ -1,0 +1,1 @@
+"""Desktops to run episodes on: the provider protocol and its implementations."""

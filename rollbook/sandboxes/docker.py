@@ -1,0 +1,278 @@
+"""Desktops as containers of one Docker engine.
+
+A desktop is found again by the label `rollbook.key`, and its name is made of the key, so that the engine itself
+refuses a second container for one attempt: whoever loses that race adopts the winner's.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from rollbook.errors import CapacityBusy, ConfigError, InfraError, InvalidInput, SandboxLost, SandboxStartFailed
+from rollbook.sandboxes.docker_capacity import Capacity
+from rollbook.sandboxes.docker_engine import ENGINE_ERRORS, Engine, NameTaken
+from rollbook.sandboxes.docker_spec import (
+    container_arguments,
+    created_at,
+    declared_ports,
+    explain,
+    host_arguments,
+    host_port,
+    info_of,
+    status_of,
+    why_stopped,
+)
+from rollbook.sandboxes.provider import (
+    GUEST_PORT,
+    LABEL_DEPLOYMENT,
+    LABEL_KEY,
+    Endpoint,
+    SandboxHandle,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxStatus,
+    Tick,
+    no_tick,
+)
+from rollbook.sandboxes.readiness import wait_ready
+
+log = logging.getLogger(__name__)
+
+Rows = list[dict[str, Any]]
+
+ADOPTION_TRIES = 5
+POLL_S = 0.05
+
+
+class DockerProvider:
+    """Desktops of one deployment on one Docker engine (DESIGN §7).
+
+    `base_url` None means DOCKER_HOST or the local socket. Ports are published on `publish_ip` only.
+    """
+
+    name = "docker"
+
+    def __init__(
+        self,
+        deployment: str,
+        *,
+        max_desktops: int,
+        base_url: str | None = None,
+        publish_ip: str = "127.0.0.1",
+        api_timeout_s: float = 60.0,
+        quiet_s: float = 2.0,
+    ) -> None:
+        self.deployment = deployment
+        self._engine = Engine(base_url, api_timeout_s)
+        self._capacity = Capacity(self._engine, deployment, max_desktops)
+        self._publish_ip = publish_ip
+        self._quiet_s = quiet_s
+        self._networks: dict[str, str] = {}
+        self._creations: dict[str, asyncio.Task[str]] = {}
+        self._cleanups: set[asyncio.Task[None]] = set()
+
+    async def create(self, spec: SandboxSpec, on_tick: Tick = no_tick) -> SandboxHandle:
+        """See `SandboxProvider.create`."""
+        if spec.deployment != self.deployment:
+            raise InvalidInput(f"deployment: {spec.deployment!r} is not this provider's, {self.deployment!r}")
+        try:
+            handle = await self._create(spec, on_tick)
+        except (CapacityBusy, ConfigError):
+            raise  # nothing was left behind
+        except ENGINE_ERRORS as error:
+            await self._give_up(spec, error)
+            raise SandboxStartFailed(f"the Docker engine failed: {explain(error)}") from error
+        except BaseException as error:
+            await self._give_up(spec, error)
+            raise
+        self._creations.pop(spec.key, None)
+        return handle
+
+    async def _create(self, spec: SandboxSpec, on_tick: Tick) -> SandboxHandle:
+        on_tick("looking for the desktop")
+        container_id, adopted = await self._adopt_or_create(spec, on_tick)
+        details = await self._alive(container_id)
+        await wait_ready(
+            self._endpoint_of(details, GUEST_PORT),
+            spec.screen,
+            still_running=lambda: self._still(container_id),
+            timeout_s=spec.ready_timeout_s,
+            poll_s=spec.ready_poll_s,
+            on_tick=on_tick,
+        )
+        return SandboxHandle(
+            provider=self.name,
+            sandbox_id=container_id,
+            key=spec.key,
+            created_at=created_at(details),
+            adopted=adopted,
+            image_digest=details["Image"],
+            vnc_port=spec.vnc_port,
+        )
+
+    async def _adopt_or_create(self, spec: SandboxSpec, on_tick: Tick) -> tuple[str, bool]:
+        for _ in range(ADOPTION_TRIES):
+            adopted = await self._adopt(spec.key)
+            if adopted is not None:
+                return adopted, True
+            try:
+                return await self._make(spec, on_tick), False
+            except NameTaken as error:
+                taken = error
+                await asyncio.sleep(POLL_S)
+        raise SandboxStartFailed(f"the container name stays taken by something that is not ours: {taken}")
+
+    async def _adopt(self, key: str) -> str | None:
+        """The oldest living container of the key, running; the others are removed. One that ran and stopped has lost
+        its guest's state, so it is removed as well."""
+        rows = await self._rows_of(key)
+        living = [row for row in rows if row["State"] in ("created", "running", "paused", "restarting")]
+        living.sort(key=lambda row: (row["State"] == "created", row["Created"], row["Id"]))
+        keep = living[0] if living else None
+        for row in rows:
+            if row is not keep:
+                await self.stop(row["Id"])
+        if keep is None:
+            return None
+        if keep["State"] == "paused":
+            await self._engine.unpause(keep["Id"])
+        elif keep["State"] == "created":
+            await self._capacity.admit(keep["Id"])
+            await self._engine.start(keep["Id"])
+        return str(keep["Id"])
+
+    async def _make(self, spec: SandboxSpec, on_tick: Tick) -> str:
+        await self._capacity.check()
+        on_tick("creating the desktop")
+        network = self._networks.get(spec.egress) or await self._engine.network(self.deployment, spec.egress)
+        self._networks[spec.egress] = network
+        host = host_arguments(spec, network, self._publish_ip, await self._engine.cpus())
+        call = self._engine.create(container_arguments(spec, datetime.now(UTC)), host)
+        self._creations[spec.key] = asyncio.create_task(call)
+        container_id = await asyncio.shield(self._creations[spec.key])
+        await self._capacity.admit(container_id)
+        try:
+            await self._engine.start(container_id)
+        except BaseException:
+            self._networks.clear()  # the network may have been removed behind our back
+            raise
+        return container_id
+
+    async def _give_up(self, spec: SandboxSpec, error: BaseException) -> None:
+        """Log the error, then clean up for a bounded time; nothing that happens here replaces the error."""
+        log.warning("desktop %s did not start: %s", spec.key, explain(error))
+        cleanup = asyncio.create_task(self._clean_up(spec.key))
+        self._cleanups.add(cleanup)
+        cleanup.add_done_callback(self._cleanups.discard)
+        try:
+            done, _ = await asyncio.wait({cleanup}, timeout=spec.cleanup_timeout_s)
+        except asyncio.CancelledError:
+            log.warning("desktop %s: cancelled again, its cleanup goes on in the background", spec.key)
+            return
+        if not done:
+            log.error("desktop %s: cleanup took over %g s, left to the janitor", spec.key, spec.cleanup_timeout_s)
+        elif cleanup.exception() is not None:
+            log.error("desktop %s: cleanup failed: %s", spec.key, cleanup.exception())
+
+    async def _clean_up(self, key: str) -> None:
+        """A creation whose caller was cancelled still runs in its thread: wait for what it brings, then remove it."""
+        creation = self._creations.pop(key, None)
+        if creation is not None:
+            await asyncio.wait({creation})
+        await self.stop_key(key)
+
+    async def status(self, sandbox_id: str) -> SandboxStatus:
+        """See `SandboxProvider.status`."""
+        try:
+            details = await self._engine.inspect(sandbox_id)
+        except Exception as error:
+            log.warning("status of desktop %s is unknown: %s", sandbox_id, explain(error))
+            return SandboxStatus.UNKNOWN
+        return SandboxStatus.GONE if details is None else status_of(details["State"]["Status"])
+
+    async def endpoint(self, sandbox_id: str, port: int) -> Endpoint:
+        """See `SandboxProvider.endpoint`."""
+        try:
+            details = await self._engine.inspect(sandbox_id)
+        except ENGINE_ERRORS as error:
+            raise InfraError(f"the Docker engine does not answer: {explain(error)}") from error
+        if details is None:
+            raise SandboxLost(f"desktop {sandbox_id[:12]} is gone")
+        return self._endpoint_of(details, port)
+
+    def _endpoint_of(self, details: Mapping[str, Any], port: int) -> Endpoint:
+        if port not in declared_ports(details):
+            raise InvalidInput(f"port: {port} was not declared; declared are {sorted(declared_ports(details))}")
+        published = host_port(details, port)
+        if published is None:
+            raise SandboxLost(f"desktop {details['Id'][:12]} does not run: {details['State']['Status']}")
+        return Endpoint(f"http://{self._publish_ip}:{published}")
+
+    async def stop(self, sandbox_id: str) -> None:
+        """See `SandboxProvider.stop`. Refuses a container of somebody else."""
+        deadline = time.monotonic() + 60.0
+        try:
+            while (details := await self._engine.inspect(sandbox_id)) is not None:
+                self._must_be_ours(details)
+                if time.monotonic() > deadline:
+                    raise InfraError(f"desktop {sandbox_id[:12]} could not be removed within 60 s")
+                await self._engine.remove(details["Id"])
+                await asyncio.sleep(POLL_S)
+        except ENGINE_ERRORS as error:
+            raise InfraError(f"desktop {sandbox_id[:12]} could not be removed: {explain(error)}") from error
+
+    def _must_be_ours(self, details: Mapping[str, Any]) -> None:
+        owner = (details["Config"].get("Labels") or {}).get(LABEL_DEPLOYMENT)
+        if owner != self.deployment:
+            raise InvalidInput(f"sandbox_id: {details['Id'][:12]} belongs to deployment {owner!r}, left alone")
+
+    async def stop_key(self, key: str) -> int:
+        """See `SandboxProvider.stop_key`."""
+        removed: set[str] = set()
+        quiet_since = time.monotonic()
+        while True:
+            rows = await self._rows_of(key)
+            for row in rows:
+                await self.stop(row["Id"])
+                removed.add(row["Id"])
+            if rows:
+                quiet_since = time.monotonic()
+            elif time.monotonic() - quiet_since >= self._quiet_s:
+                return len(removed)
+            await asyncio.sleep(min(POLL_S, self._quiet_s))
+
+    async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
+        """See `SandboxProvider.list`."""
+        if not labels.get(LABEL_DEPLOYMENT):
+            raise InvalidInput(f"labels: {LABEL_DEPLOYMENT} is missing; an unscoped listing would show everybody's")
+        try:
+            return [info_of(row) for row in await self._engine.rows(labels)]
+        except ENGINE_ERRORS as error:
+            raise InfraError(f"the Docker engine gave no listing: {explain(error)}") from error
+
+    async def close(self) -> None:
+        """See `SandboxProvider.close`; cleanups under way are waited for."""
+        if self._cleanups:
+            await asyncio.wait(self._cleanups, timeout=30.0)
+        await self._engine.close()
+
+    async def remove_networks(self) -> None:
+        """Remove the deployment's bridges, for the end of a deployment; those in use stay."""
+        await self._engine.remove_networks(self.deployment)
+
+    async def _rows_of(self, key: str) -> Rows:
+        return await self._engine.rows({LABEL_DEPLOYMENT: self.deployment, LABEL_KEY: key})
+
+    async def _alive(self, container_id: str) -> dict[str, Any]:
+        details = await self._engine.inspect(container_id)
+        if details is None:
+            raise SandboxStartFailed("the container was removed while it started")
+        if details["State"]["Status"] in ("exited", "dead", "removing"):
+            raise SandboxStartFailed(why_stopped(details, await self._engine.last_output(container_id)))
+        return details
+
+    async def _still(self, container_id: str) -> None:
+        await self._alive(container_id)
