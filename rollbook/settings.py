@@ -4,6 +4,7 @@ How to reach Temporal is not ours to define: `TEMPORAL_ADDRESS`, `TEMPORAL_NAMES
 `temporal config` count, exactly as for the `temporal` command line (see `rollbook.stack.connections`).
 """
 
+import hashlib
 import os
 import re
 from functools import lru_cache
@@ -59,7 +60,7 @@ class Settings(BaseSettings):
     database_url: SecretStr | None = None
     """The ledger's Postgres (`postgresql://user:password@host/name`). Unset: the local stack's own server."""
     artifact_url: str | None = None
-    """Artifact store: `file:///absolute/directory` or `s3://bucket/prefix`. Unset: in `state_dir`."""
+    """Artifact store: `file:///absolute/directory` or `s3://bucket/prefix` (also gs, az). Unset: in `state_dir`."""
 
     # --- the local stack ------------------------------------------------------------------------------------
     temporal: Literal["embedded", "external"] = "embedded"
@@ -131,7 +132,7 @@ class Settings(BaseSettings):
     @field_validator("artifact_url")
     @classmethod
     def _artifact_url(cls, value: str | None) -> str | None:
-        if value is not None and not re.match(r"file:///|s3://[^/]", value):
+        if value is not None and not re.match(r"file:///|(s3|gs|az)://[^/]", value):
             raise ValueError("use file:///absolute/directory or s3://bucket/prefix")
         return value
 
@@ -139,6 +140,20 @@ class Settings(BaseSettings):
     def artifacts(self) -> str:
         """URL of the artifact store, the default filled in."""
         return self.artifact_url or (self.state_dir / "artifacts").as_uri()
+
+    def environment(self) -> dict[str, str]:
+        """These settings as environment variables, for a child process. May hold secrets."""
+        found = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if value is not None:
+                plain = value.get_secret_value() if isinstance(value, SecretStr) else value
+                found[f"ROLLBOOK_{name.upper()}"] = str(plain)
+        return found
+
+    def digest(self) -> str:
+        """Tells whether two processes have the same settings (secrets left out)."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
     @property
     def osworld_tasks(self) -> Path:

@@ -1,0 +1,149 @@
+"""What the stack knows about itself: `stack.json` in the state directory, written by the supervisor.
+
+Other processes read it to find addresses (`rollbook.stack.connections`), processes (`ps`) and what to clean up
+(`down`). It is readable by its owner only.
+"""
+
+import asyncio
+import fcntl
+import os
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal, TextIO
+
+from pydantic import BaseModel, Field, ValidationError
+
+from rollbook.errors import ConfigError
+from rollbook.settings import Settings
+from rollbook.stack.processes import ProcessRef
+
+ChildPhase = Literal["starting", "ready", "restarting", "stopped"]
+StackPhase = Literal["starting", "ready", "failed", "stopping", "stopped"]
+
+
+class ChildState(BaseModel):
+    """One supervised process."""
+
+    phase: ChildPhase = "starting"
+    ref: ProcessRef | None = None
+    """The process now; None between an exit and the next start."""
+    since: float = 0.0
+    """When the phase began, seconds since the epoch."""
+    restarts: int = 0
+    last_exit: str | None = None
+    """Why it ended last, for instance `signal SIGKILL`."""
+    log: Path
+    address: str | None = None
+    """Where it listens, as people would type it."""
+
+
+class StackState(BaseModel):
+    """The whole stack."""
+
+    version: int = 1
+    phase: StackPhase
+    error: str | None = None
+    """Why the phase is `failed`."""
+    deployment_id: str
+    supervisor: ProcessRef | None = None
+    token: str | None = None
+    """Marks every process of this run in its environment (`ROLLBOOK_STACK_TOKEN`)."""
+    settings_digest: str = ""
+    started_at: float = 0.0
+    children: dict[str, ChildState] = Field(default_factory=dict)
+    ports: dict[str, int] = Field(default_factory=dict)
+    """Ports of this run; the next one prefers them."""
+    temporal_address: str | None = None
+    temporal_namespace: str = "default"
+    temporal_ui_url: str | None = None
+    database_url: str | None = None
+    """Ledger URL of the embedded Postgres; None when the ledger is elsewhere (`ROLLBOOK_DATABASE_URL`)."""
+    artifact_base_url: str | None = None
+
+    def running(self) -> bool:
+        """True while the supervisor lives and has not given up."""
+        return self.phase in ("starting", "ready") and self.supervisor is not None and self.supervisor.alive()
+
+    def healthy(self) -> bool:
+        """True when every process is there and ready."""
+        return (
+            self.phase == "ready"
+            and self.running()
+            and all(c.phase == "ready" and c.ref is not None and c.ref.alive() for c in self.children.values())
+        )
+
+
+class StateDir:
+    """The state directory and the files in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state_file = root / "stack.json"
+        self.logs = root / "logs"
+        self.run = root / "run"
+        self.temporal = root / "temporal"
+        self.postgres = root / "postgres"
+        self.artifacts = root / "artifacts"
+
+    @classmethod
+    def of(cls, settings: Settings) -> "StateDir":
+        return cls(settings.state_dir)
+
+    def create(self) -> None:
+        """Make the directory. ConfigError if it is somebody else's (its default name is predictable)."""
+        try:
+            # Root's may be entered by the Postgres user; the directories below are closed one by one.
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o711 if os.geteuid() == 0 else 0o700)
+            found = self.root.lstat()
+        except OSError as error:
+            raise ConfigError(
+                f"ROLLBOOK_STATE_DIR {self.root} cannot be created ({error.strerror}): set it to a directory of yours"
+            ) from error
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise ConfigError(
+                f"ROLLBOOK_STATE_DIR {self.root} must be a directory that you own and nobody else may write to: "
+                "remove it, chmod go-w it, or choose another"
+            )
+        for private in (self.logs, self.run, self.artifacts):
+            private.mkdir(mode=0o700, exist_ok=True)
+
+    def read(self) -> StackState | None:
+        """The last written state, or None if the stack was never started here."""
+        try:
+            return StackState.model_validate_json(self.state_file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except PermissionError:
+            raise ConfigError(
+                f"{self.state_file} belongs to another user: set ROLLBOOK_STATE_DIR to a directory of yours"
+            ) from None
+        except ValidationError as error:
+            raise ConfigError(f"{self.state_file} is damaged ({error.error_count()} errors): delete it") from error
+
+    def write(self, state: StackState) -> None:
+        """Replace the state in one step, so that readers never see half of it."""
+        partial = self.state_file.with_suffix(".partial")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(state.model_dump_json(indent=1))
+        partial.replace(self.state_file)
+
+    @asynccontextmanager
+    async def lock(self, name: str) -> AsyncIterator[None]:
+        """Hold the lock file `name`, waiting for whoever has it."""
+        while (file := self.try_lock(name)) is None:  # noqa: ASYNC110 - another process holds it
+            await asyncio.sleep(0.05)
+        with file:
+            yield
+
+    def try_lock(self, name: str) -> TextIO | None:
+        """Take the lock file `name` until the returned file is closed; None if another process has it."""
+        file = (self.root / f"{name}.lock").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        return file

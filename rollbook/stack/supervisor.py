@@ -1,0 +1,233 @@
+"""The supervisor: one detached process that runs the stack's children and writes down what they do.
+
+`python -m rollbook.stack.supervisor` detaches itself and returns at once; SIGTERM ends it and every child.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rollbook.errors import RollbookError
+from rollbook.settings import Settings, load_settings
+from rollbook.stack.artifacts import ArtifactServer
+from rollbook.stack.children import TOKEN_VARIABLE, Child, StackError
+from rollbook.stack.keeper import Keeper
+from rollbook.stack.leftovers import stop_leftovers
+from rollbook.stack.ports import choose, is_free
+from rollbook.stack.postgres import PostgresServer
+from rollbook.stack.prepare import external_temporal, migrate, set_retention
+from rollbook.stack.processes import ProcessRef
+from rollbook.stack.state import ChildState, StackPhase, StackState, StateDir
+from rollbook.stack.temporal_server import TemporalServer
+from rollbook.stack.worker import WORKER_PROGRAM, Worker
+
+PREFERRED_PORTS = {"temporal": 7233, "temporal_ui": 8233, "artifact": 8288}
+
+ServerT = TypeVar("ServerT", bound=Child)
+
+logger = logging.getLogger("rollbook.stack.supervisor")
+
+
+class Supervisor:
+    """Brings the stack of `settings` up in order, keeps it up, takes it down in reverse order."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._dir = StateDir.of(settings)
+        self._keepers: list[Keeper] = []
+        self._stop = asyncio.Event()
+        before = self._dir.read()
+        self._preferred = dict(PREFERRED_PORTS) | (before.ports if before else {})
+        self._state = StackState(
+            phase="starting",
+            deployment_id=settings.deployment_id,
+            supervisor=ProcessRef.of(os.getpid()),
+            token=secrets.token_hex(16),
+            settings_digest=settings.digest(),
+            started_at=time.time(),
+        )
+        self._env = {**os.environ, TOKEN_VARIABLE: self._state.token or ""}
+
+    async def run(self) -> int:
+        """Run until SIGTERM or SIGINT; the exit code."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._stop.set)
+        before = self._dir.read()
+        if before is not None:
+            await stop_leftovers(before, logger.warning)
+        self._write()
+        failure = await self._until_stopped()
+        self._set_phase("stopping")
+        for keeper in reversed(self._keepers):
+            await keeper.stop()
+        await stop_leftovers(self._state, logger.warning)
+        self._state.error = failure
+        self._set_phase("failed" if failure else "stopped")
+        return 1 if failure else 0
+
+    async def _until_stopped(self) -> str | None:
+        """Bring the stack up and wait for the stop signal; what went wrong, if anything."""
+        stopped = asyncio.create_task(self._stop.wait())
+        rising = asyncio.create_task(self._bring_up())
+        await asyncio.wait({stopped, rising}, return_when=asyncio.FIRST_COMPLETED)
+        if not rising.done():
+            rising.cancel()
+            await asyncio.wait({rising})
+            stopped.cancel()
+            return None
+        if (error := rising.exception()) is not None:
+            logger.error("the stack does not start", exc_info=error)
+            stopped.cancel()
+            return _explain(error)
+        self._set_phase("ready")
+        logger.info("the stack is ready")
+        await stopped
+        return None
+
+    async def _bring_up(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._ledger())
+            group.create_task(self._temporal())
+            group.create_task(self._artifacts())
+        await self._workers()
+
+    async def _ledger(self) -> None:
+        if self._settings.database_url is not None:
+            url = self._settings.database_url.get_secret_value()
+        else:
+            server = PostgresServer(self._dir.postgres, self._log("postgres"), env=self._env)
+            await self._keep(server, f"unix socket in {server.socket_directory}")
+            url = await server.create_database("rollbook")
+            self._state.database_url = url
+        self._env["ROLLBOOK_DATABASE_URL"] = url
+        await migrate(url)
+        self._write()
+
+    async def _temporal(self) -> None:
+        if self._settings.temporal == "external":
+            address, namespace = await external_temporal()
+        else:
+            server = await self._keep_on_free_port(self._new_temporal)
+            await set_retention(server.address, self._settings.retention_days)
+            address, namespace = server.address, "default"
+            self._env |= {"TEMPORAL_ADDRESS": address, "TEMPORAL_NAMESPACE": namespace}
+            self._state.temporal_ui_url = server.ui_url
+        self._state.temporal_address, self._state.temporal_namespace = address, namespace
+        self._write()
+
+    def _new_temporal(self) -> tuple[TemporalServer, str]:
+        port = self._port("temporal", self._settings.temporal_port)
+        ui_port = self._port("temporal_ui", self._settings.temporal_ui_port)
+        server = TemporalServer(self._dir.temporal, self._log("temporal"), port, ui_port, env=self._env)
+        return server, f"{server.address}, UI {server.ui_url}"
+
+    async def _artifacts(self) -> None:
+        server = await self._keep_on_free_port(self._new_artifact_server)
+        self._state.artifact_base_url = server.base_url
+        self._write()
+
+    def _new_artifact_server(self) -> tuple[ArtifactServer, str]:
+        port = self._port("artifact", self._settings.artifact_port)
+        server = ArtifactServer(self._settings.artifacts, self._log("artifacts"), port, env=self._env)
+        return server, server.base_url
+
+    async def _workers(self) -> None:
+        if not WORKER_PROGRAM.exists():
+            logger.warning("no worker is started: %s does not exist", WORKER_PROGRAM)
+            return
+        async with asyncio.TaskGroup() as group:
+            for number in range(self._settings.worker_processes):
+                group.create_task(self._worker("worker" if number == 0 else f"worker-{number + 1}"))
+
+    async def _worker(self, name: str) -> None:
+        assert self._state.temporal_address is not None
+        worker = Worker(
+            name,
+            self._log(name),
+            self._dir.run / f"{name}.ready",
+            self._state.temporal_address,
+            self._state.temporal_namespace,
+            self._settings.task_queue_orchestrate,
+            self._settings.worker_drain_s,
+            env=self._env,
+        )
+        await self._keep(worker, f"task queue {self._settings.task_queue_orchestrate}")
+
+    async def _keep_on_free_port(self, make: Callable[[], tuple[ServerT, str]]) -> ServerT:
+        """Start the server of `make`, which chooses the ports; again if another program was quicker to one."""
+        for last in (False, False, True):
+            server, address = make()
+            try:
+                await self._keep(server, address)
+                return server
+            except StackError:
+                if last or all(is_free(port) for port in self._ports_of(server.name)):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _ports_of(self, child: str) -> list[int]:
+        return [port for name, port in self._state.ports.items() if name.startswith(child.rstrip("s"))]
+
+    async def _keep(self, child: Child, address: str) -> None:
+        line = ChildState(log=child.log, address=address, since=time.time())
+        self._state.children[child.name] = line
+        keeper = Keeper(child, line, self._write)
+        self._keepers.append(keeper)
+        await keeper.start()
+
+    def _port(self, name: str, pinned: int | None) -> int:
+        port = choose(
+            f"ROLLBOOK_{name.upper()}_PORT",
+            pinned,
+            preferred=(self._preferred[name], PREFERRED_PORTS[name]),
+            avoid=self._state.ports.values(),
+        )
+        self._state.ports[name] = port
+        return port
+
+    def _log(self, name: str) -> Path:
+        return self._dir.logs / f"{name}.log"
+
+    def _set_phase(self, phase: StackPhase) -> None:
+        self._state.phase = phase
+        self._write()
+
+    def _write(self) -> None:
+        self._dir.write(self._state)
+
+
+def _explain(error: BaseException) -> str:
+    """One line for people; an unexpected error keeps its type."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) if isinstance(error, RollbookError) else f"{type(error).__name__}: {error}"
+
+
+def main() -> None:
+    """Detach, take the lock, run. A second supervisor of the same directory ends at once."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.umask(0o022)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    settings = load_settings()
+    state_dir = StateDir.of(settings)
+    lock = state_dir.try_lock("supervisor")
+    if lock is None:
+        logger.info("another supervisor runs for %s", state_dir.root)
+        return
+    code = asyncio.run(Supervisor(settings).run())
+    logging.shutdown()
+    # Not a normal exit: the Temporal client library may crash in it (temporal-notes §0.13).
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
