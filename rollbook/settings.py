@@ -102,6 +102,23 @@ class Settings(BaseSettings):
     vnc_password: SecretStr | None = None
     """Password of the live view (VNC). Unset: the view is open to this machine only."""
 
+    allow_null_desktop: bool = False
+    """Whether workers accept the do-nothing desktop. For benchmarks and rehearsals only: its scores mean nothing."""
+
+    # --- workers --------------------------------------------------------------------------------------------
+    worker_activities: int = Field(default=100, ge=1, le=10_000)
+    """Activities that one worker process runs at once per task queue."""
+    ledger_connections: int = Field(default=10, ge=1, le=500)
+    """Connections to the ledger per process."""
+    heartbeat_s: float = Field(default=30.0, ge=1, le=600)
+    """Heartbeat timeout of long activities, seconds. Must exceed a fail-over of the Temporal server."""
+    lease_s: float = Field(default=7200.0, ge=60)
+    """Seconds a desktop's lease lasts without renewal."""
+    pump_slice_s: float = Field(default=60.0, gt=0, le=3600)
+    """Seconds of one pump call; the batch shows its roll call in the Temporal UI after each."""
+    pump_slices_per_run: int = Field(default=200, ge=1, le=1000)
+    """Pump calls before a batch continues as new."""
+
     @field_validator("deployment_id")
     @classmethod
     def _deployment_id(cls, value: str) -> str:
