@@ -104,7 +104,7 @@ class _Operation:
         """Send the action. The claim in the guest makes a second delivery harmless."""
         program = self._program("run", call=self.call_id, timeout_s=self.timeout_s, **self._source)
         if len(program) > MAX_ARGUMENT_BYTES:
-            path = f"/tmp/.rollbook-{self._digest}.py"
+            path = f"{JOURNAL_DIR}-{self._digest}.py"
             await self._client.upload(path, self._raw)
             self._source = {"code_file": path}
             program = self._program("run", call=self.call_id, timeout_s=self.timeout_s, **self._source)

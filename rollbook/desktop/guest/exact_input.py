@@ -3,21 +3,23 @@
 pyautogui looks each key up in `keyboardMapping`, drops what is not there, and adds Shift by a table of its own. Two
 things go wrong: a keycode whose symbol sits on another level than that Shift decides (`<` types `>`), and characters
 that no key has (é, 中). Here a missing or wrong entry is replaced at its first use: by a key of the current layout
-that gives the character on the wanted level, or else by an unused keycode that is given the character on both.
+that gives the character on the wanted level, or else by an unused keycode that is given the character on both. A
+property of the root window remembers which keycodes were unused, for the actions to come.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: UP031
 
 import time
 
 import pyautogui
+from Xlib import Xatom
 
 
 class ExactKeys(dict):
     """pyautogui's table with every printable character in it."""
 
     NAMED = {"\n": 0xFF0D, "\r": 0xFF0D, "\t": 0xFF09, "\b": 0xFF08, "\x1b": 0xFF1B}
-    BITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
     def __init__(self, table, display):
         super().__init__(table)
@@ -32,8 +34,11 @@ class ExactKeys(dict):
                 if len(row) > level and row[level]:
                     self.codes.setdefault((row[level], level), code)
         used = {code for row in display.get_modifier_mapping() for code in row}
-        self.spare = [code for code, row in enumerate(rows, first) if not any(row) and code not in used]
-        self.free = list(self.spare)
+        self.root = display.screen().root
+        self.note = display.intern_atom("_ROLLBOOK_KEYCODES")
+        noted = self.root.get_full_property(self.note, Xatom.CARDINAL)
+        self.ours = list(noted.value) if noted else []
+        self.free = [code for code, row in enumerate(rows, first) if not any(row) and code not in used]
 
     def __contains__(self, key):
         return self[key] is not None
@@ -41,7 +46,7 @@ class ExactKeys(dict):
     def __getitem__(self, key):
         if not isinstance(key, str) or len(key) != 1:
             return self.get(key)
-        if key not in self.exact.keys():
+        if key not in self.exact:
             self.exact[key] = self.find(key)
         return self.exact[key]
 
@@ -61,14 +66,14 @@ class ExactKeys(dict):
         reaches them, so a keycode may only change once everything typed before has been read."""
         if not self.free:
             time.sleep(0.5)
-            self.free = list(self.spare)
-            self.exact = {key: code for key, code in self.exact.items() if code not in self.spare}
-            self.codes = {key: code for key, code in self.codes.items() if code not in self.spare}
+            self.free, self.ours = self.ours, []
+            self.exact = {key: code for key, code in self.exact.items() if code not in self.free}
+            self.codes = {key: code for key, code in self.codes.items() if code not in self.free}
         if not self.free:
-            raise RuntimeError(
-                "exact-input: this keyboard has no unused keycode to type %r with" % chr(symbol & 0xFFFFFF)
-            )
+            raise RuntimeError("exact-input: this keyboard has no unused keycode for %r" % chr(symbol & 0xFFFFFF))
         code = self.free.pop(0)
+        self.ours.append(code)
+        self.root.change_property(self.note, Xatom.CARDINAL, 32, self.ours)
         self.display.change_keyboard_mapping(code, [[symbol, symbol]])
         self.display.sync()
         self.codes[(symbol, 0)] = self.codes[(symbol, 1)] = code

@@ -1,0 +1,80 @@
+"""What the activities ask of a desktop, whatever kind it is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from models.outcome import Infra, TerminalAction
+from rollbook.desktop.journal import ActionResult
+from rollbook.desktop.observe import Observation
+
+Note = Callable[[str], None]
+"""Called during long work with a short note about progress; activities heartbeat it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The task on the desktop."""
+
+    task: dict[str, Any]
+    """The OSWorld document."""
+    contract: dict[str, Any]
+    work_dir: Path
+    """Private directory of the attempt on this host: the evaluator's cache."""
+    timeout_s: float
+    token: str
+    """Names this try of the phase."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the evaluator said, or why it said nothing."""
+
+    score: float | None
+    """As the evaluator returned it, in 0..1; None unless it completed."""
+    score_type: str = ""
+    reason: Infra | None = None
+    guest_failed: bool = False
+    """Whether an exchange with the guest failed, so that a fresh desktop may help."""
+    detail: str = ""
+    evaluator_revision: str = ""
+    numpy: str = ""
+    isolation: str = ""
+    exchanges: dict[str, Any] = field(default_factory=dict)
+    log: bytes = b""
+    duration_s: float = 0.0
+
+
+class Driver(Protocol):
+    """One attempt's desktop."""
+
+    async def prepare(self, job: Job, note: Note) -> bytes:
+        """Run the task's setup once; returns its log.
+
+        Raises SetupInterrupted, SetupFailed, SandboxLost.
+        """
+        ...
+
+    async def observe(self, *, accessibility_tree: bool, terminal: bool) -> Observation:
+        """What is on the screen now; raises SandboxLost."""
+        ...
+
+    async def perform(self, op_id: str, action: str, *, runtime: str, timeout_s: float) -> ActionResult:
+        """Run one action at most once; raises SandboxLost."""
+        ...
+
+    async def postconfig(self, job: Job, note: Note) -> bytes:
+        """Run the evaluator's postconfig once; returns its log.
+
+        Raises EvaluationInterrupted, EvaluatorError, SandboxLost.
+        """
+        ...
+
+    async def evaluate(self, job: Job, terminal_action: TerminalAction | None, note: Note) -> Scored:
+        """Score the desktop. Failures are results, so that they can be recorded; may be repeated."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections; the desktop stays."""
+        ...

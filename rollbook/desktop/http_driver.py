@@ -1,0 +1,157 @@
+"""A real desktop, reached over HTTP: the guest client for the agent, OSWorld's own code for setup and evaluation."""
+
+import asyncio
+from typing import Any
+
+from models.episode import Desk
+from models.outcome import Infra, TerminalAction
+from rollbook.desktop.client import GuestClient
+from rollbook.desktop.driver import Job, Note, Scored
+from rollbook.desktop.journal import ActionResult, perform
+from rollbook.desktop.observe import Observation, observe
+from rollbook.desktop.phases import claim_phase, finish_phase
+from rollbook.desktop.runtimes import runtime as runtime_named
+from rollbook.errors import (
+    EvaluationInterrupted,
+    EvaluatorError,
+    SandboxLost,
+    SetupFailed,
+    SetupInterrupted,
+)
+from rollbook.osworld.environment import EvaluatorEnv
+from rollbook.osworld.runner import PhaseResult, run_phase
+from rollbook.sandboxes.provider import SERVICE_PORTS, Endpoint, SandboxProvider
+
+LOG_LIMIT_BYTES = 4 * 2**20
+
+CLIENT_PASSWORD = "password"
+"""The guest user's password: a public constant of OSWorld's images, not a secret."""
+
+
+class HttpDriver:
+    """One desktop of any provider that gives endpoints."""
+
+    def __init__(self, provider: SandboxProvider, desk: Desk, guest: Endpoint, env: EvaluatorEnv | None) -> None:
+        self._provider = provider
+        self._desk = desk
+        self._client = GuestClient(guest)
+        self._env = env
+
+    async def prepare(self, job: Job, note: Note) -> bytes:
+        """See `Driver.prepare`."""
+        await self._client.check_nonce(self._desk.nonce)
+        state = await claim_phase(self._client, "prepare", job.token)
+        if state == "interrupted":
+            raise SetupInterrupted("setup began on this desktop before and its end is unknown")
+        if state == "done":
+            return b""
+        result = await self._run("prepare", job, None, note)
+        if self._lost(result):
+            raise SandboxLost(f"the desktop died during setup: {_words(result)}")
+        if result.status != "ok" or result.value is not True:
+            raise SetupFailed(f"setup failed: {_words(result)}")
+        await finish_phase(self._client, "prepare")
+        return await _log(result)
+
+    async def observe(self, *, accessibility_tree: bool, terminal: bool) -> Observation:
+        """See `Driver.observe`."""
+        seen = await observe(self._client, a11y=accessibility_tree, terminal=terminal)
+        # after the screenshot: a picture of another desktop must not count as what this one showed
+        await self._client.check_nonce(self._desk.nonce)
+        return seen
+
+    async def perform(self, op_id: str, action: str, *, runtime: str, timeout_s: float) -> ActionResult:
+        """See `Driver.perform`."""
+        return await perform(
+            self._client, op_id=op_id, action=action, runtime=runtime_named(runtime), timeout_s=timeout_s
+        )
+
+    async def postconfig(self, job: Job, note: Note) -> bytes:
+        """See `Driver.postconfig`."""
+        await self._client.check_nonce(self._desk.nonce)
+        if not job.task["evaluator"].get("postconfig"):
+            return b""
+        state = await claim_phase(self._client, "postconfig", job.token)
+        if state == "interrupted":
+            raise EvaluationInterrupted("postconfig began on this desktop before and its end is unknown")
+        if state == "done":
+            return b""
+        result = await self._run("postconfig", job, None, note)
+        if self._lost(result):
+            raise SandboxLost(f"the desktop died during postconfig: {_words(result)}")
+        if result.status != "ok" or result.value is not True:
+            raise EvaluatorError(f"postconfig failed: {_words(result)}", guest_failed=result.guest_failed)
+        await finish_phase(self._client, "postconfig")
+        return await _log(result)
+
+    async def evaluate(self, job: Job, terminal_action: TerminalAction | None, note: Note) -> Scored:
+        """See `Driver.evaluate`. A score counts only when every exchange with the guest was sound."""
+        result = await self._run("evaluate", job, terminal_action, note)
+        assert self._env is not None
+        reason, detail = self._trouble(result)
+        return Scored(
+            score=float(result.value) if reason is None and result.value is not None else None,
+            score_type=result.score_type or "",
+            reason=reason,
+            guest_failed=result.guest_failed,
+            detail=detail,
+            evaluator_revision=self._env.revision,
+            numpy=self._env.numpy,
+            isolation=result.isolation,
+            exchanges={"by_port": result.exchanges, "failures": [str(one)[:300] for one in result.failures[-10:]]},
+            log=await _log(result),
+            duration_s=result.duration_s,
+        )
+
+    async def close(self) -> None:
+        """See `Driver.close`."""
+        await self._client.__aexit__(None, None, None)
+
+    async def _run(self, phase: Any, job: Job, terminal_action: TerminalAction | None, note: Note) -> PhaseResult:
+        assert self._env is not None, "setup and evaluation run on workers that have the evaluator"
+        endpoints = {port: await self._provider.endpoint(self._desk.sandbox_id, port) for port in SERVICE_PORTS}
+        desktop = job.contract["desktop"]
+        job.work_dir.mkdir(parents=True, exist_ok=True)
+        return await run_phase(
+            phase,
+            task=job.task,
+            endpoints=endpoints,
+            work_dir=job.work_dir,
+            terminal_action=terminal_action,
+            screen=(desktop["screen_width"], desktop["screen_height"]),
+            client_password=CLIENT_PASSWORD,
+            timeout_s=job.timeout_s,
+            expected_nonce=self._desk.nonce,
+            env=self._env,
+            on_tick=lambda: note(phase),
+        )
+
+    @staticmethod
+    def _lost(result: PhaseResult) -> bool:
+        return result.guest_alive_after is False
+
+    def _trouble(self, result: PhaseResult) -> tuple[Infra | None, str]:
+        """Why a result is no score; (None, "") when it is one."""
+        if self._lost(result):
+            return Infra.SANDBOX_LOST, f"the desktop died before or during evaluation: {_words(result)}"
+        if result.status != "ok" or result.value is None:
+            return Infra.EVALUATOR_ERROR, _words(result)
+        return None, ""
+
+
+def _words(result: PhaseResult) -> str:
+    """What went wrong, in one line."""
+    return f"{result.error_type or result.status}: {result.error_message}"[:1500]
+
+
+async def _log(result: PhaseResult) -> bytes:
+    """The evaluator's own log, cut to what people read."""
+
+    def read() -> bytes:
+        with result.log_path.open("rb") as file:
+            return file.read(LOG_LIMIT_BYTES)
+
+    try:
+        return await asyncio.to_thread(read)
+    except OSError:
+        return b""

@@ -1,0 +1,291 @@
+"""The journal's promises, on a guest server that runs commands on this machine (see tests/doubles/local_guest.py)."""
+
+import ast
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from rollbook.desktop import journal
+from rollbook.desktop.client import GuestClient
+from rollbook.desktop.journal import ActionResult, Patience, perform, read_journal
+from rollbook.desktop.runtimes import ActionRuntime
+from rollbook.errors import ActionFailed, SandboxLost
+from tests.doubles.local_guest import LocalGuest
+
+FAST = Patience(silence_s=(0.01, 0.01, 0.01), poll_s=0.02, orphan_s=0.1, grace_s=5.0)
+
+
+@dataclass(frozen=True)
+class PlainPython(ActionRuntime):
+    """Runs the action as it is, in this machine's interpreter."""
+
+    def code(self, action: str) -> str:
+        return action
+
+
+@dataclass
+class Desk:
+    guest: LocalGuest
+    client: GuestClient
+    marks: Path
+    interpreter: str = sys.executable
+
+    @property
+    def mark(self) -> str:
+        """An action that leaves one line per execution."""
+        return f"open({str(self.marks)!r}, 'a').write('acted\\n')"
+
+    def executions(self) -> int:
+        return len(self.marks.read_text().splitlines()) if self.marks.exists() else 0
+
+    async def perform(
+        self, op_id: str, action: str, timeout_s: float = 20.0, patience: Patience = FAST
+    ) -> ActionResult:
+        runtime = PlainPython("canonical", self.interpreter)
+        return await perform(
+            self.client, op_id=op_id, action=action, runtime=runtime, timeout_s=timeout_s, patience=patience
+        )
+
+    async def running(self, op_id: str) -> None:
+        """Until the action has really begun."""
+        async with asyncio.timeout(20):
+            while op_id not in {entry.op_id for entry in await self.journal() if entry.executions}:
+                await asyncio.sleep(0.02)
+
+    async def journal(self) -> list[journal.JournalEntry]:
+        return await read_journal(self.client, self.interpreter)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
+    monkeypatch.setattr(journal, "JOURNAL_DIR", str(tmp_path / "journal"))
+    guest = LocalGuest()
+    async with guest.client() as client:
+        yield Desk(guest, client, tmp_path / "marks")
+
+
+async def test_an_action_runs_and_its_end_is_recorded(desk: Desk) -> None:
+    result = await desk.perform("a1-s001-0", desk.mark)
+    assert (result.status, result.error, result.repeated) == ("ok", None, False)
+    assert result.started_at is not None
+    assert result.duration_s is not None
+    assert desk.executions() == 1
+    (entry,) = await desk.journal()
+    assert (entry.op_id, entry.executions, entry.status) == ("a1-s001-0", 1, "ok")
+
+
+async def test_a_repeat_reads_the_record_and_does_not_act(desk: Desk) -> None:
+    first = await desk.perform("op", desk.mark)
+    again = await desk.perform("op", desk.mark)
+    assert again.repeated
+    assert again == ActionResult("op", "ok", None, True, first.started_at, first.duration_s)
+    assert desk.executions() == 1
+
+
+async def test_ids_differ_even_when_they_look_like_paths(desk: Desk) -> None:
+    for op_id in ("nightly/chrome/x/0:a1", "nightly/chrome/x/1:a1", "../../etc", "é 中", "a" * 500):
+        assert (await desk.perform(op_id, desk.mark)).status == "ok"
+    assert desk.executions() == 5
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        ("1/0", "ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("this is no python", "SyntaxError"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("'\\ud800'.encode()", "UnicodeEncodeError"),
+        ("x = '\0'", "null bytes"),
+    ],
+)
+async def test_code_that_raises_is_a_recorded_fact(desk: Desk, action: str, error: str) -> None:
+    result = await desk.perform("op", action)
+    assert result.status == "raised"
+    assert error in str(result.error)
+    assert (await desk.perform("op", action)).error == result.error
+
+
+@pytest.mark.parametrize(
+    "action", ["import sys; sys.exit()", "import sys; sys.exit(0)", "", "# nothing", "x = 'é中🙂'"]
+)
+async def test_code_that_ends_well(desk: Desk, action: str) -> None:
+    assert (await desk.perform("op", action)).status == "ok"
+
+
+async def test_a_lost_reply_is_asked_for_again_without_acting_again(desk: Desk) -> None:
+    desk.guest.lose_replies = 1
+    result = await desk.perform("op", desk.mark)
+    assert (result.status, result.repeated) == ("ok", False)
+    assert desk.executions() == 1
+
+
+async def test_several_lost_replies(desk: Desk) -> None:
+    desk.guest.lose_replies = 3
+    assert (await desk.perform("op", desk.mark)).status == "ok"
+    assert desk.executions() == 1
+
+
+async def test_a_request_that_never_arrived_is_sent_again(desk: Desk) -> None:
+    desk.guest.refuse_requests = 2
+    assert (await desk.perform("op", desk.mark)).status == "ok"
+    assert desk.executions() == 1
+
+
+async def test_a_dead_guest_is_lost(desk: Desk) -> None:
+    desk.guest.dead = True
+    with pytest.raises(SandboxLost, match="op"):
+        await desk.perform("op", desk.mark)
+    assert desk.guest.requests == len(FAST.silence_s) + 1
+
+
+async def test_concurrent_deliveries_act_once_and_agree(desk: Desk) -> None:
+    action = f"import time; time.sleep(0.3); {desk.mark}"
+    results = await asyncio.gather(*(desk.perform("op", action) for _ in range(6)))
+    assert desk.executions() == 1
+    assert {result.status for result in results} == {"ok"}
+    assert sorted(result.repeated for result in results) == [False, True, True, True, True, True]
+
+
+async def test_a_killed_action_is_in_doubt_for_ever(desk: Desk) -> None:
+    action = f"{desk.mark}; import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
+    result = await desk.perform("op", action)
+    assert result.status == "in_doubt"
+    again = await desk.perform("op", action)
+    assert (again.status, again.repeated) == ("in_doubt", True)
+    assert desk.executions() == 1
+    (entry,) = await desk.journal()
+    assert (entry.executions, entry.status) == (1, "in_doubt")
+
+
+async def test_a_process_killed_from_outside_is_in_doubt_for_those_who_wait(desk: Desk) -> None:
+    action = f"{desk.mark}; import time; time.sleep(60)"
+    waiting = [asyncio.create_task(desk.perform("op", action)) for _ in range(2)]
+    await desk.running("op")
+    await asyncio.sleep(0.1)
+    for process in list(desk.guest.processes):
+        process.kill()
+    assert {(await task).status for task in waiting} == {"in_doubt"}
+    assert desk.executions() == 1
+
+
+async def test_a_crash_between_claim_and_record_is_never_acted_upon(desk: Desk, tmp_path: Path) -> None:
+    """The claim file exists and is empty: its process died between two system calls."""
+    await desk.perform("op", desk.mark)
+    for file in (tmp_path / "journal").glob("*.result"):
+        file.unlink()
+    (claim,) = (tmp_path / "journal").glob("*.claim")
+    claim.write_text("")
+    assert (await desk.perform("op", desk.mark)).status == "in_doubt"
+    assert desk.executions() == 1
+
+
+async def test_the_actions_own_deadline(desk: Desk) -> None:
+    action = f"{desk.mark}; import time; time.sleep(60)"
+    result = await desk.perform("op", action, timeout_s=0.3)
+    assert result.status == "timeout"
+    assert "0.3 s" in str(result.error)
+    assert (await desk.perform("op", action, timeout_s=0.3)).status == "timeout"
+    assert desk.executions() == 1
+
+
+async def test_the_guests_deadline(desk: Desk) -> None:
+    desk.guest.limit_s = 0.5
+    result = await desk.perform("op", f"{desk.mark}; import time; time.sleep(60)", timeout_s=30)
+    assert (result.status, desk.executions()) == ("timeout", 1)
+
+
+async def test_the_hosts_deadline_stops_what_no_watchdog_can(desk: Desk) -> None:
+    """A process that never lets its watchdog thread run: the host has it killed and records the timeout."""
+    freeze = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    patience = Patience(silence_s=(0.01,) * 50, poll_s=0.02, orphan_s=0.1, grace_s=0.4, probe_timeout_s=10.0)
+    first = asyncio.create_task(desk.perform("op", f"{desk.mark}; {freeze}; {desk.mark}", 0.2, patience))
+    await desk.running("op")
+    second = await desk.perform("op", f"{desk.mark}; {freeze}; {desk.mark}", 0.2, patience)
+    assert second.status == "timeout"
+    assert (await first).status == "timeout"
+    assert desk.executions() == 1
+
+
+async def test_another_code_under_the_same_id_is_refused(desk: Desk) -> None:
+    await desk.perform("op", desk.mark)
+    result = await desk.perform("op", f"{desk.mark}; {desk.mark}")
+    assert result.status == "refused"
+    assert str(result.error).startswith("op_conflict")
+    assert desk.executions() == 1
+
+
+async def test_printing_does_not_hide_the_record(desk: Desk) -> None:
+    action = (
+        "import sys\nprint('Xlib.xauth: warning, no xauthority')\nsys.stdout.write('no newline')\nsys.stdout.flush()"
+    )
+    assert (await desk.perform("quiet", action)).status == "ok"
+    forged = """print('\\n@@rollbook-journal@@ {"state": "done", "op": "other"}', flush=True)"""
+    assert (await desk.perform("forged", forged)).status == "ok"
+    assert (await desk.perform("closed", "import os, sys; sys.stdout.close(); os.close(1)")).status == "ok"
+    assert (
+        await desk.perform("binary", "import os; os.write(1, b'\\xff\\xfe\\n@@rollbook-journal@@ {')")
+    ).status == "ok"
+
+
+async def test_an_action_that_leaves_without_a_word_is_in_doubt(desk: Desk) -> None:
+    result = await desk.perform("op", f"{desk.mark}; import os; os._exit(0)")
+    assert (result.status, desk.executions()) == ("in_doubt", 1)
+
+
+async def test_a_fork_that_returns_does_not_write_the_record(desk: Desk) -> None:
+    action = "import os, time\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nelse: raise ValueError('child')"
+    assert (await desk.perform("op", action)).status == "ok"
+
+
+async def test_long_code_travels_as_a_file(desk: Desk) -> None:
+    action = f"text = {'x' * 300_000!r}; assert len(text) == 300_000; {desk.mark}"
+    assert (await desk.perform("op", action)).status == "ok"
+    assert (await desk.perform("op", action)).repeated
+    assert desk.executions() == 1
+
+
+async def test_code_beyond_any_reason_is_refused_before_it_is_sent(desk: Desk) -> None:
+    with pytest.raises(ActionFailed, match="at most"):
+        await desk.perform("op", "#" * (journal.MAX_CODE_BYTES + 1))
+    assert desk.guest.requests == 0
+
+
+async def test_a_guest_without_python_is_named(desk: Desk) -> None:
+    desk.interpreter = "/nowhere/python"
+    with pytest.raises(ActionFailed, match="nowhere/python"):
+        await desk.perform("op", desk.mark)
+
+
+async def test_a_full_disk_cannot_make_an_action_run_twice(desk: Desk, tmp_path: Path) -> None:
+    """The result cannot be written: the claim stands, the action is in doubt at worst, and is not begun again."""
+    blocked = f"{desk.mark}; import os; os.chmod({str(tmp_path / 'journal')!r}, 0o500); os.link = None"
+    result = await desk.perform("op", blocked)
+    assert (result.status, desk.executions()) == ("in_doubt", 1)
+
+
+async def test_the_journal_counts_what_began(desk: Desk) -> None:
+    for number in range(5):
+        await desk.perform(f"op-{number}", desk.mark)
+        await desk.perform(f"op-{number}", desk.mark)
+    entries = await desk.journal()
+    assert [entry.op_id for entry in entries] == [f"op-{number}" for number in range(5)]
+    assert {entry.executions for entry in entries} == {1}
+    assert desk.executions() == 5
+
+
+async def test_an_empty_journal_is_empty(desk: Desk) -> None:
+    assert await desk.journal() == []
+
+
+@pytest.mark.parametrize("name", ["journal.py", "exact_input.py"])
+def test_guest_code_is_python_3_8(name: str) -> None:
+    source = (files("rollbook.desktop") / "guest" / name).read_text()
+    ast.parse(source, feature_version=(3, 8))
+    assert source.isascii() or name == "exact_input.py"
