@@ -1,0 +1,82 @@
+"""One phase of a task: set it up, run its postconfig, or score it.
+
+Reads a JSON request from stdin, writes a JSON result to the file it names, then leaves at once: playwright and
+half-closed connections must not keep a finished evaluation alive. Everything printed is the log, never the result.
+"""
+
+import copy
+import json
+import math
+import os
+import sys
+import traceback
+from typing import Any
+
+from . import attached, bridge, confine, stand_ins
+
+MESSAGE_LIMIT = 4000
+TRACEBACK_LIMIT = 8000
+
+
+def main() -> None:
+    """Run the phase of the request on stdin."""
+    request = json.load(sys.stdin)
+    confine.confine(request)
+    carrier = (
+        bridge.Bridge({int(port): path for port, path in request["bridge"].items()}) if request["bridge"] else None
+    )
+    try:
+        result = {"completed": True, **_run(request)}
+    except BaseException as error:  # SystemExit of guest-made code is an error too
+        traceback.print_exc()
+        result = {"completed": False, **_describe(error)}
+    if carrier is not None:
+        result["bridge_failures"] = carrier.failures()
+    _write(request["result_path"], result)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _run(request: dict[str, Any]) -> dict[str, Any]:
+    stand_ins.install()
+    task = copy.deepcopy(request["task"])
+    if request["phase"] == "evaluate":
+        task["evaluator"]["postconfig"] = []  # has run already, as a phase of its own
+    env = attached.attach({**request, "task": task})
+    if request["phase"] == "prepare":
+        return {"value": bool(env.setup_controller.setup(env.config, False))}
+    if request["phase"] == "postconfig":
+        return {"value": bool(env.setup_controller.setup(env.evaluator.get("postconfig", []), False))}
+    if request["terminal_action"] is not None:
+        env.action_history.append(request["terminal_action"])
+    return _score(env.evaluate())
+
+
+def _score(score: Any) -> dict[str, Any]:
+    """The evaluator's answer: a finite number under `value`, or null; always its type and its text."""
+    answer: dict[str, Any] = {"value": None, "score_type": type(score).__name__, "score_text": repr(score)[:200]}
+    plain = score.item() if hasattr(score, "item") and not isinstance(score, bool | int | float) else score
+    if isinstance(plain, bool):
+        answer["value"] = int(plain)
+    elif isinstance(plain, int):
+        answer["value"] = plain
+    elif isinstance(plain, float) and math.isfinite(plain):
+        answer["value"] = float(plain)
+    return answer
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    trace = "".join(traceback.format_exception(error))
+    return {
+        "error_type": type(error).__name__,
+        "error_message": str(error)[:MESSAGE_LIMIT],
+        "traceback": trace[-TRACEBACK_LIMIT:],
+    }
+
+
+def _write(path: str, result: dict[str, Any]) -> None:
+    partial = f"{path}.partial"
+    with open(partial, "w", encoding="utf-8") as file:
+        json.dump(result, file, allow_nan=False)
+    os.replace(partial, path)

@@ -1,0 +1,225 @@
+"""How the evaluator's process is locked in: bubblewrap where it works, a plain process otherwise.
+
+In the cage: no network but a bridge to the forwarder's unix sockets, a root file system of read-only system
+directories, the environment and the attempt's own three directories, its own process tree, user nobody. As root the
+process really becomes nobody; as an ordinary user (or where root may not do that) it is nobody in a user namespace.
+"""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from rollbook.errors import ConfigError
+from rollbook.osworld.environment import EvaluatorEnv
+from rollbook.osworld.settings import evaluator_settings
+
+INSIDE = Path(__file__).parent / "inside"
+NOBODY = 65534
+PROBE_TIMEOUT_S = 30.0
+
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
+_SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "fonts", "localtime", "mime.types", "ssl")
+_ETC_NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "ca-certificates")
+
+Kind = Literal["bwrap", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The directories that one phase works with."""
+
+    root: Path
+    cache: Path
+    home: Path
+    out: Path
+    sockets: Path
+    """Unix sockets of the forwarder, one per guest port."""
+
+
+_INSIDE_BOX = Box(*(Path(p) for p in ("/attempt", "/attempt/cache", "/attempt/home", "/attempt/out", "/run/guest")))
+
+
+@dataclass(frozen=True, slots=True)
+class Cage:
+    """A way to start the evaluator."""
+
+    kind: Kind
+    reason: str = ""
+    """Why there is no isolation."""
+    network: Literal["none", "host"] = "host"
+    user_namespace: bool = True
+
+    @property
+    def bridged(self) -> bool:
+        """Whether the guest is reached through unix sockets."""
+        return self.kind == "bwrap" and self.network == "none"
+
+    @property
+    def drop_root(self) -> bool:
+        """Whether the process must turn itself from root into nobody."""
+        return self.kind == "bwrap" and not self.user_namespace
+
+    @property
+    def owner(self) -> int | None:
+        """User that must own the attempt's directories; None: ourselves."""
+        return NOBODY if self.drop_root else None
+
+    def inside(self, box: Box) -> Box:
+        """The box as the process sees it."""
+        return _INSIDE_BOX if self.kind == "bwrap" else box
+
+    def environment(self, box: Box) -> dict[str, str]:
+        """The whole environment of the process: nothing of ours leaks in."""
+        variables = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(self.inside(box).home),
+            "LANG": "C.UTF-8",
+            "TZ": "UTC",
+            "PYTHON_DOTENV_DISABLED": "1",  # desktop_env would look for a .env file up from its own directory
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+        if self.network == "host":
+            variables |= {name: os.environ[name] for name in _PROXY_VARIABLES if name in os.environ}
+        return variables
+
+    def command(self, env: EvaluatorEnv, box: Box) -> list[str]:
+        """The command line of the phase's process."""
+        python = [str(env.python), "-I", "-B", "-X", "utf8"]
+        if self.kind == "none":
+            return [*python, str(INSIDE)]
+        return [*self._bwrap(env, box), *python, "/run/inside"]
+
+    def _bwrap(self, env: EvaluatorEnv, box: Box) -> list[str]:
+        inside = self.inside(box)
+        return [
+            *("bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+            *(() if self.network == "host" else ("--unshare-net",)),
+            *("--die-with-parent", "--new-session", "--hostname", "evaluator", "--cap-drop", "ALL"),
+            *self._user(),
+            *("--ro-bind", "/usr", "/usr", *_system_directories(), *self._etc()),
+            *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
+            *(word for path in _python_directories(env) for word in ("--ro-bind", str(path), str(path))),
+            *("--ro-bind", str(INSIDE), "/run/inside", "--ro-bind", str(box.sockets), str(inside.sockets)),
+            *("--bind", str(box.cache), str(inside.cache), "--bind", str(box.home), str(inside.home)),
+            *("--bind", str(box.out), str(inside.out), "--chdir", str(inside.home), "--"),
+        ]
+
+    def _user(self) -> tuple[str, ...]:
+        if self.user_namespace:
+            return ("--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY))
+        return ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+
+    def _etc(self) -> Iterator[str]:
+        for name in _ETC if self.network == "none" else (*_ETC, *_ETC_NETWORK):
+            yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
+
+
+async def choose_cage(env: EvaluatorEnv, network: Literal["none", "host"]) -> Cage:
+    """The strictest cage that the setting asks for and this machine can build (found out once per process).
+
+    Raises ConfigError when ROLLBOOK_EVALUATOR_ISOLATION is `bwrap` and bubblewrap does not work here.
+    """
+    wanted = evaluator_settings().evaluator_isolation
+    if wanted == "none":
+        return Cage("none", "ROLLBOOK_EVALUATOR_ISOLATION=none")
+    cage = await working_cage(env)
+    if cage.kind == "none":
+        if wanted == "bwrap":
+            raise ConfigError(f"ROLLBOOK_EVALUATOR_ISOLATION=bwrap, but bubblewrap does not work: {cage.reason}")
+        return cage
+    return replace(cage, network=network)
+
+
+_found: dict[Path, Cage] = {}
+
+
+async def working_cage(env: EvaluatorEnv) -> Cage:
+    """A cage that was seen to start this environment's Python, or one of kind `none` that says why not."""
+    if env.python not in _found:
+        _found[env.python] = await _find_cage(env)
+    return _found[env.python]
+
+
+async def _find_cage(env: EvaluatorEnv) -> Cage:
+    if shutil.which("bwrap") is None:
+        return Cage("none", "bwrap is not installed (Debian: apt install bubblewrap)")
+    problem = ""
+    for user_namespace in (False, True) if os.geteuid() == 0 else (True,):
+        cage = Cage("bwrap", network="none", user_namespace=user_namespace)
+        problem = await _try(cage, env)
+        if not problem:
+            return cage
+    return Cage("none", problem)
+
+
+_PROBE = """
+import os, socket
+if os.geteuid() == 0:
+    os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+socket.create_server(("127.0.0.1", 5000)).close()
+for name in ("cache", "home", "out"):
+    open(f"/attempt/{name}/probe", "w").close(); os.unlink(f"/attempt/{name}/probe")
+import numpy, requests
+"""
+
+
+async def _try(cage: Cage, env: EvaluatorEnv) -> str:
+    """Start Python in the cage as a phase would; the problem, or an empty string."""
+    with _probe_box(cage.owner) as box:
+        command = [*cage.command(env, box)[:-1], "-c", _PROBE]
+        process = await asyncio.create_subprocess_exec(
+            *command, env=cage.environment(box), stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), PROBE_TIMEOUT_S)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            process.kill()
+            await process.wait()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+    if process.returncode == 0:
+        return ""
+    return output.decode("utf-8", "replace").strip()[-500:] or f"exit code {process.returncode}"
+
+
+@contextmanager
+def _probe_box(owner: int | None) -> Iterator[Box]:
+    with tempfile.TemporaryDirectory(prefix="rollbook-") as name:
+        root = Path(name)
+        box = Box(root, root / "cache", root / "home", root / "out", root / "s")
+        for directory in (box.cache, box.home, box.out, box.sockets):
+            directory.mkdir(mode=0o755)
+            if owner is not None:
+                os.chown(directory, owner, owner)
+        yield box
+
+
+def _system_directories() -> Iterator[str]:
+    for name in _SYSTEM:
+        path = Path(name)
+        if path.is_symlink():
+            yield from ("--symlink", os.readlink(path), name)
+        elif path.is_dir():
+            yield from ("--ro-bind", name, name)
+
+
+def _python_directories(env: EvaluatorEnv) -> list[Path]:
+    """The environment, and the installation that its Python comes from where that is not part of /usr."""
+    venv = env.python.parent.parent
+    wanted = [venv, env.python.resolve().parent.parent]
+    for line in (venv / "pyvenv.cfg").read_text().splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "home":
+            wanted.append(Path(value.strip()).parent)
+    return list(dict.fromkeys(path for path in wanted if not path.is_relative_to("/usr")))

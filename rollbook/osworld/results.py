@@ -1,0 +1,152 @@
+"""What a phase of setup or evaluation reports, and the rules that turn facts into it (DESIGN §2, §3)."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rollbook.sandboxes.forwarder_log import Exchange, ExchangeLog, Outcome
+
+Phase = Literal["prepare", "postconfig", "evaluate"]
+Status = Literal["ok", "failed", "timeout"]
+Network = Literal["none", "host"]
+
+GUEST_PORT = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class ChildRun:
+    """How the evaluator's process ended."""
+
+    ended: Literal["exited", "timeout", "aborted"]
+    """`aborted`: stopped by us because the guest failed, when no result could count any more."""
+    exit_code: int | None
+    """Negative: the signal that ended it."""
+    answer: dict[str, Any] | None
+    """The JSON that it wrote; None when it left none or an unreadable one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestCheck:
+    """What the guest said about itself before and right after the phase."""
+
+    expected: str | None
+    after: str | None
+    """None: it did not answer."""
+    error: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether the same guest still answers."""
+        return self.after is not None and self.after == self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the facts mean."""
+
+    status: Status
+    value: float | int | bool | None = None
+    error_type: str = ""
+    error_message: str = ""
+    guest_failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    """A phase that was run, whatever came of it."""
+
+    phase: Phase
+    status: Status
+    value: float | int | bool | None
+    """Score as the evaluator returned it (`evaluate`; a bool as 0 or 1), True (setup); None unless status is ok."""
+    score_type: str | None
+    """Python type of the score: int, float, bool, float64, …"""
+    error_type: str
+    """Exception class of the evaluator's, or one of ours: see docs/reference/evaluator.md. Empty when ok."""
+    error_message: str
+    traceback: str
+    guest_failed: bool
+    """The guest, not the evaluator or the task, is why there is no result: a new attempt may help."""
+    guest_alive_after: bool | None
+    """Whether the same guest answered right after the phase; None when nobody asked."""
+    nonce: str | None
+    """Boot identity of the guest."""
+    exchanges: dict[int, dict[str, int]]
+    """`{guest port: {outcome: count}}`."""
+    failures: tuple[Exchange, ...]
+    """The newest exchanges that were not `ok`, oldest first."""
+    log_path: Path
+    """What the evaluator printed and logged."""
+    exchange_log_path: Path
+    """All exchanges, one JSON object a line."""
+    duration_s: float
+    isolation: Literal["bwrap", "none"]
+    isolation_reason: str
+    """Why there is no isolation; empty under bwrap."""
+    network: Network
+    """`host`: the evaluator could use the network of the machine, to fetch files of the task."""
+    evaluator_revision: str
+    numpy: str
+    downloads: tuple[str, ...] = field(default=())
+    """URLs that the phase had to fetch because they were not in the cache directory."""
+
+
+def judge(phase: Phase, run: ChildRun, log: ExchangeLog, guest: GuestCheck) -> Verdict:
+    """Decide what a phase came to. The guest's failures come first: no other fact is worth anything after one."""
+    if verdict := _guest_verdict(phase, run, log, guest):
+        return verdict
+    if run.ended == "timeout":
+        return Verdict("timeout", error_type="PhaseTimeout", error_message=f"{phase} did not finish in time")
+    if run.answer is None:
+        return Verdict("failed", error_type="EvaluatorDied", error_message=_how_it_died(run.exit_code))
+    if run.answer.get("bridge_failures"):
+        return Verdict("failed", error_type="BridgeFailed", error_message=str(run.answer["bridge_failures"]))
+    if run.answer.get("completed") is not True:
+        return Verdict(
+            "failed",
+            error_type=str(run.answer.get("error_type") or "EvaluatorDied"),
+            error_message=str(run.answer.get("error_message") or "no message"),
+        )
+    return _score_verdict(run.answer) if phase == "evaluate" else _setup_verdict(run.answer)
+
+
+def _guest_verdict(phase: Phase, run: ChildRun, log: ExchangeLog, guest: GuestCheck) -> Verdict | None:
+    status: Status = "timeout" if run.ended == "timeout" else "failed"
+    if guest.after is None:
+        return Verdict(status, None, "GuestLost", f"the guest does not answer: {guest.error}", guest_failed=True)
+    if not guest.same:
+        message = f"another guest answers: {guest.after} instead of {guest.expected}"
+        return Verdict(status, None, "GuestReplaced", message, guest_failed=True)
+    if log.undelivered[GUEST_PORT]:
+        return Verdict(status, None, "GuestExchangeFailed", _failed_exchanges(log), guest_failed=True)
+    if phase == "evaluate" and log.count(GUEST_PORT, Outcome.HTTP_5XX):
+        # In setup a 500 is the stock guest's way to say that a command or file does not exist. Here metrics take
+        # what is missing for a 0, and nothing tells that 500 from a guest server that is falling apart.
+        return Verdict(status, None, "GuestExchangeFailed", _failed_exchanges(log), guest_failed=True)
+    return None
+
+
+def _setup_verdict(answer: dict[str, Any]) -> Verdict:
+    if answer.get("value") is True:
+        return Verdict("ok", True)
+    return Verdict("failed", None, "SetupReturnedFalse", "setup() returned False: it could not reach GET /terminal")
+
+
+def _score_verdict(answer: dict[str, Any]) -> Verdict:
+    value = answer.get("value")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:  # NaN is not, either
+        text = f"{answer.get('score_type')} {answer.get('score_text')}"
+        return Verdict("failed", None, "InvalidScore", f"the evaluator returned {text}, not a number from 0 to 1")
+    return Verdict("ok", value)
+
+
+def _failed_exchanges(log: ExchangeLog) -> str:
+    bad = [e for e in log.failures if e.port == GUEST_PORT and (e.delivery_failed or e.outcome is Outcome.HTTP_5XX)]
+    lines = [f"{e.method} {e.path}: {e.outcome}{f' {e.status}' if e.status else ''} {e.detail}".strip() for e in bad]
+    return f"{len(bad)} exchange(s) with the guest failed: " + "; ".join(lines[:5])
+
+
+def _how_it_died(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"the evaluator's process was ended by signal {-exit_code} and left no result"
+    return f"the evaluator's process ended with exit code {exit_code} and left no result"

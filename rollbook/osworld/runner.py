@@ -1,0 +1,291 @@
+"""Runs one phase of OSWorld's own setup or evaluation against a desktop, in a process that can be killed.
+
+The evaluator executes content that the guest controls, has no timeouts of its own, and takes a guest it cannot reach
+for a score of 0. Hence: a process group of its own, locked in as far as the machine allows; all traffic through the
+recording forwarder; and a verdict from the recorded exchanges before the evaluator's word counts (DESIGN §2, §7).
+"""
+
+import asyncio
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollbook.errors import InvalidInput, SandboxLost
+from rollbook.osworld.downloads import missing_downloads
+from rollbook.osworld.environment import EvaluatorEnv
+from rollbook.osworld.isolation import Box, Cage, choose_cage
+from rollbook.osworld.logs import redact, tidy_log
+from rollbook.osworld.process import KillableProcess
+from rollbook.osworld.results import GUEST_PORT, ChildRun, GuestCheck, Phase, PhaseResult, judge
+from rollbook.osworld.settings import evaluator_settings
+from rollbook.sandboxes.forwarder import EndpointLike, Exchange, ExchangeLog, Forwarder
+from rollbook.sandboxes.nonce import read_nonce
+
+__all__ = ["PhaseResult", "cache_dir", "run_phase"]
+
+PORTS = {"server": 5000, "chromium": 9222, "vlc": 8080}
+"""Guest ports that OSWorld's setup and evaluation use."""
+
+TICK_S = 1.0
+PROBE_TIMEOUT_S = 10.0
+RESULT_LIMIT = 2**20
+FAILURES_KEPT = 50
+
+IDLE_TIMEOUT_S: dict[Phase, float] = {"prepare": 1830.0, "postconfig": 1830.0, "evaluate": 300.0}
+"""Seconds without a byte from the guest before an exchange counts as timed out. A guest may take 1,800 s for `open`
+and 120 s for a command."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One call of `run_phase`."""
+
+    phase: Phase
+    task: dict[str, Any]
+    endpoints: Mapping[int, EndpointLike]
+    work_dir: Path
+    terminal_action: str | None
+    screen: tuple[int, int]
+    client_password: str
+    timeout_s: float
+    env: EvaluatorEnv
+    on_tick: Callable[[], None] | None
+
+
+def cache_dir(work_dir: Path, task_id: str) -> Path:
+    """OSWorld's cache directory of the task in an attempt's work directory. Seed it with copies, never with links."""
+    return work_dir / "cache" / task_id
+
+
+async def run_phase(
+    phase: Phase,
+    *,
+    task: dict[str, Any],
+    endpoints: Mapping[int, EndpointLike],
+    work_dir: Path,
+    terminal_action: str | None,
+    screen: tuple[int, int],
+    client_password: str,
+    timeout_s: float,
+    expected_nonce: str | None,
+    env: EvaluatorEnv,
+    on_tick: Callable[[], None] | None = None,
+) -> PhaseResult:
+    """Run `prepare` (the task's config), `postconfig`, or `evaluate` (without postconfig) and say what came of it.
+
+    `endpoints` maps guest ports (5000; 9222 and 8080 where the guest has them) to where they are reached; `work_dir`
+    belongs to one attempt; `on_tick` is called about once a second. Failures of guest, task and evaluator are
+    results. Raises InvalidInput for arguments that cannot be right and ConfigError for a missing isolation.
+    Cancelling kills the evaluator before CancelledError goes on.
+    """
+    job = _Job(
+        phase,
+        task,
+        endpoints,
+        _absolute(work_dir),
+        terminal_action,
+        screen,
+        client_password,
+        timeout_s,
+        env,
+        on_tick,
+    )
+    _validate(job)
+    started = time.monotonic()
+    guest = await _probe(job, expected_nonce)
+    if guest.after is None or not guest.same:
+        log, run, cage = ExchangeLog(), ChildRun("aborted", None, None), Cage("none", "never started")
+        downloads: tuple[str, ...] = ()
+        await asyncio.to_thread(_make_directories, job)
+    else:
+        downloads = await asyncio.to_thread(missing_downloads, task, phase, cache_dir(job.work_dir, task["id"]))
+        cage = await choose_cage(env, network="host" if downloads else "none")
+        await asyncio.to_thread(_make_directories, job, cage.owner)
+        run, log = await _run_child(job, cage, guest)
+        guest = await _probe(job, guest.expected)
+    await asyncio.to_thread(tidy_log, _log_path(job), client_password)
+    return _report(job, run, log, guest, cage, downloads, time.monotonic() - started)
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))
+
+
+def _validate(job: _Job) -> None:
+    if GUEST_PORT not in job.endpoints:
+        raise InvalidInput(f"endpoints: port {GUEST_PORT} is missing")
+    if job.terminal_action not in (None, "DONE", "FAIL"):
+        raise InvalidInput(f"terminal_action: {job.terminal_action!r} is none of DONE, FAIL, None")
+    for key in ("id", "instruction", "evaluator"):
+        if key not in job.task:
+            raise InvalidInput(f"task.{key} is missing")
+    if Path(str(job.task["id"])).name != job.task["id"]:
+        raise InvalidInput(f"task.id: {job.task['id']!r} is no plain name")
+
+
+async def _probe(job: _Job, expected: str | None) -> GuestCheck:
+    """Ask the guest who it is; once more after a failure, since one lost packet is no lost guest."""
+    error = ""
+    for _ in range(2):
+        try:
+            nonce = await read_nonce(job.endpoints[GUEST_PORT], PROBE_TIMEOUT_S)
+            return GuestCheck(expected if expected is not None else nonce, nonce)
+        except SandboxLost as lost:
+            error = str(lost)
+            await asyncio.sleep(0.2)
+    return GuestCheck(expected, None, error)
+
+
+async def _run_child(job: _Job, cage: Cage, guest: GuestCheck) -> tuple[ChildRun, ExchangeLog]:
+    suspicion = asyncio.Event()
+
+    def on_exchange(exchange: Exchange) -> None:
+        if exchange.port == GUEST_PORT and exchange.delivery_failed:
+            suspicion.set()  # whatever the evaluator makes of it, it will not count: no need to wait for it
+
+    with tempfile.TemporaryDirectory(prefix="rollbook-") as sockets, _exchange_path(job).open("w") as lines:
+        log = ExchangeLog(file=lines)
+        public = Path(sockets) / "s"  # readable inside the cage; its parent keeps everybody else out
+        public.mkdir(mode=0o755)
+        async with Forwarder(
+            {port: job.endpoints[port] for port in PORTS.values() if port in job.endpoints},
+            log=log,
+            socket_dir=public if cage.bridged else None,
+            idle_timeout_s=IDLE_TIMEOUT_S[job.phase],
+            on_exchange=on_exchange,
+        ) as forwarder:
+            box = Box(job.work_dir, job.work_dir / "cache", job.work_dir / "home", job.work_dir / "out", public)
+            request = _request(job, cage, box, forwarder)
+            with _log_path(job).open("wb") as output:
+                child = KillableProcess(
+                    cage.command(job.env, box), stdin=json.dumps(request).encode(), log=output, cwd=box.home,
+                    env=cage.environment(box),
+                )  # fmt: skip
+                async with child:
+                    ended, code = await _watch(job, child, suspicion)
+        answer = await asyncio.to_thread(_read_answer, box.out / "result.json") if ended == "exited" else None
+        return ChildRun(ended, code, answer if code == 0 else None), log
+
+
+async def _watch(job: _Job, child: KillableProcess, suspicion: asyncio.Event) -> tuple[Any, int | None]:
+    deadline = time.monotonic() + job.timeout_s
+    exited = asyncio.create_task(child.wait())
+    suspected = asyncio.create_task(suspicion.wait())
+    try:
+        while (left := deadline - time.monotonic()) > 0:
+            await asyncio.wait({exited, suspected}, timeout=min(TICK_S, left), return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                return "exited", exited.result()
+            if suspected.done():
+                return "aborted", None
+            if job.on_tick is not None:
+                job.on_tick()
+        return "timeout", None
+    finally:
+        exited.cancel()
+        suspected.cancel()
+
+
+def _request(job: _Job, cage: Cage, box: Box, forwarder: Forwarder) -> dict[str, Any]:
+    inside = cage.inside(box)
+    if cage.bridged:
+        ports = dict(PORTS)
+        bridge = {port: str(inside.sockets / f"{port}.sock") for port in forwarder.sockets}
+    else:
+        # Port 1 is what a guest port that the provider does not offer looks like: closed.
+        ports = {name: forwarder.ports.get(port, 1) for name, port in PORTS.items()}
+        bridge = {}
+    return {
+        "phase": job.phase,
+        "task": job.task,
+        "host": "127.0.0.1",
+        "ports": ports,
+        "bridge": bridge,
+        "cache_dir": str(inside.cache),
+        "result_path": str(inside.out / "result.json"),
+        "terminal_action": job.terminal_action,
+        "screen": list(job.screen),
+        "client_password": job.client_password,
+        "drop_root": cage.drop_root,
+        "parent_pid": None if cage.kind == "bwrap" else os.getpid(),
+        "limits": {
+            "memory_bytes": evaluator_settings().evaluator_memory_bytes,
+            "cpu_s": int(job.timeout_s) + 60,
+            "file_bytes": 2 * 2**30,
+        },
+    }
+
+
+def _make_directories(job: _Job, owner: int | None = None) -> None:
+    (job.work_dir / "out" / "result.json").unlink(missing_ok=True)
+    directories = [cache_dir(job.work_dir, job.task["id"]), *(job.work_dir / name for name in ("cache", "home", "out"))]
+    for directory in directories:
+        directory.mkdir(parents=True, exist_ok=True)
+    for record in (_log_path(job), _exchange_path(job)):
+        record.write_bytes(b"")
+    if owner is not None:
+        for root in ("cache", "home", "out"):
+            for path, _, names in os.walk(job.work_dir / root):
+                for name in (path, *(os.path.join(path, name) for name in names)):
+                    os.chown(name, owner, owner, follow_symlinks=False)
+
+
+def _read_answer(path: Path) -> dict[str, Any] | None:
+    """The child's JSON. The directory was the child's to write: no link is followed, no pipe is waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > RESULT_LIMIT:
+            return None
+        try:
+            answer = json.loads(file.read())
+        except ValueError:
+            return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _log_path(job: _Job) -> Path:
+    return job.work_dir / f"{job.phase}.log"
+
+
+def _exchange_path(job: _Job) -> Path:
+    return job.work_dir / f"{job.phase}-exchanges.jsonl"
+
+
+def _report(
+    job: _Job, run: ChildRun, log: ExchangeLog, guest: GuestCheck, cage: Cage, downloads: tuple[str, ...], took_s: float
+) -> PhaseResult:
+    verdict = judge(job.phase, run, log, guest)
+    answer = run.answer or {}
+    return PhaseResult(
+        phase=job.phase,
+        status=verdict.status,
+        value=verdict.value,
+        score_type=answer.get("score_type"),
+        error_type=verdict.error_type,
+        error_message=redact(verdict.error_message, job.client_password),
+        traceback=redact(str(answer.get("traceback", "")), job.client_password),
+        guest_failed=verdict.guest_failed,
+        guest_alive_after=guest.same,
+        nonce=guest.expected,
+        exchanges=log.by_port(),
+        failures=tuple(log.failures)[-FAILURES_KEPT:],
+        log_path=_log_path(job),
+        exchange_log_path=_exchange_path(job),
+        duration_s=took_s,
+        isolation=cage.kind,
+        isolation_reason=cage.reason,
+        network=cage.network,
+        evaluator_revision=job.env.revision,
+        numpy=job.env.numpy,
+        downloads=downloads,
+    )

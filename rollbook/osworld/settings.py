@@ -1,0 +1,42 @@
+"""Settings of the evaluator: where its environment lives and how strictly it is locked in."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from rollbook.errors import ConfigError
+
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+
+Isolation = Literal["auto", "bwrap", "none"]
+
+
+class EvaluatorSettings(BaseSettings):
+    """Read from `ROLLBOOK_*` variables and `.env`, like all settings."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ROLLBOOK_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True
+    )
+
+    osworld_venv: Path = PROJECT_ROOT / ".venv-osworld"
+    """Directory of the evaluator's own Python environment."""
+    evaluator_isolation: Isolation = "auto"
+    """`bwrap`: refuse to evaluate without bubblewrap. `auto`: use it where it works. `none`: never."""
+    evaluator_memory_bytes: int = Field(default=4 * 2**30, ge=2**29)
+    """Private memory that one evaluator process may allocate."""
+
+
+def evaluator_settings() -> EvaluatorSettings:
+    """The evaluator's settings now. Raises ConfigError that names the variable."""
+    try:
+        settings = EvaluatorSettings()
+    except ValidationError as error:
+        problems = "; ".join(
+            f"ROLLBOOK_{str(problem['loc'][0]).upper()}: {problem['msg']}"
+            for problem in error.errors(include_input=False, include_url=False)
+        )
+        raise ConfigError(problems) from None
+    return settings.model_copy(update={"osworld_venv": Path(os.path.abspath(settings.osworld_venv.expanduser()))})

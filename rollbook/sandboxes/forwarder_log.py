@@ -1,0 +1,92 @@
+"""What became of each exchange with a guest: the evidence that an evaluator really looked (DESIGN §2)."""
+
+import json
+from collections import Counter, deque
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TextIO
+
+PATH_LIMIT = 300
+"""Characters of a path (query included) that are kept."""
+
+
+class Outcome(StrEnum):
+    """How one exchange ended."""
+
+    OK = "ok"  # answered below 400; a WebSocket that was closed in order
+    HTTP_4XX = "http_4xx"  # answered 400..499: a fact about the guest
+    HTTP_5XX = "http_5xx"  # answered 500 or above
+    REFUSED = "refused"  # nothing listens there
+    UNREACHABLE = "unreachable"  # no route, no name, TLS failure
+    RESET = "reset"  # the connection broke before the reply was complete
+    TIMEOUT = "timeout"  # no byte came for too long
+    ABANDONED = "abandoned"  # the client gave up before the reply was complete
+    BROKEN = "broken"  # the forwarder itself failed
+
+
+ANSWERED = frozenset({Outcome.OK, Outcome.HTTP_4XX, Outcome.HTTP_5XX})
+"""Outcomes with a complete reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request and its reply, or one WebSocket connection from upgrade to close."""
+
+    port: int
+    """Guest port, for instance 5000."""
+    method: str
+    path: str
+    outcome: Outcome
+    status: int | None
+    """HTTP status of the guest; None when no reply began."""
+    started: float
+    """Unix time in seconds."""
+    duration_s: float
+    received_bytes: int
+    """Bytes of reply body (WebSocket: of messages from the guest)."""
+    detail: str = ""
+    """The error in words; empty when answered."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether a complete reply came."""
+        return self.outcome in ANSWERED
+
+    @property
+    def delivery_failed(self) -> bool:
+        """Whether the guest did not answer: no reply, or a gateway (502, 503, 504) speaking for it."""
+        return not self.answered or self.status in (502, 503, 504)
+
+
+class ExchangeLog:
+    """Counts of all exchanges, the newest failures, and all lines in a file if one is given.
+
+    Memory is bounded by `keep`; the counts are exact. A failure is everything but `ok`.
+    """
+
+    def __init__(self, keep: int = 200, file: TextIO | None = None) -> None:
+        self.counts: Counter[tuple[int, Outcome]] = Counter()
+        self.undelivered: Counter[int] = Counter()
+        self.failures: deque[Exchange] = deque(maxlen=keep)
+        self._file = file
+
+    def add(self, exchange: Exchange) -> None:
+        """Record one exchange."""
+        self.counts[exchange.port, exchange.outcome] += 1
+        if exchange.outcome is not Outcome.OK:
+            self.failures.append(exchange)
+        if exchange.delivery_failed:
+            self.undelivered[exchange.port] += 1
+        if self._file is not None:
+            self._file.write(json.dumps(asdict(exchange)) + "\n")
+
+    def count(self, port: int, *outcomes: Outcome) -> int:
+        """How many exchanges with `port` ended in one of `outcomes` (no outcome named: in any)."""
+        return sum(n for (p, outcome), n in self.counts.items() if p == port and (not outcomes or outcome in outcomes))
+
+    def by_port(self) -> dict[int, dict[str, int]]:
+        """Counts as `{port: {outcome: n}}`."""
+        table: dict[int, dict[str, int]] = {}
+        for (port, outcome), n in sorted(self.counts.items()):
+            table.setdefault(port, {})[outcome.value] = n
+        return table
