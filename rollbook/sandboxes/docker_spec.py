@@ -61,7 +61,6 @@ def host_arguments(spec: SandboxSpec, network_id: str, publish_ip: str, host_cpu
         "network_mode": network_id,
         "port_bindings": {f"{port}/tcp": (publish_ip, None) for port in spec.ports},
         "security_opt": ["no-new-privileges"],
-        "init": True,
         "mem_limit": memory,
         "memswap_limit": memory,
         "nano_cpus": math.floor(min(limits.cpus, host_cpus) * 1e9),

@@ -75,7 +75,7 @@ async def _look(client: httpx.AsyncClient, screen: tuple[int, int]) -> str | Non
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
     if reply.status_code != 200:
-        return f"HTTP {reply.status_code}: {reply.text[:200]}"
+        return f"HTTP {reply.status_code}: {reply.text[:200].strip()}"
     try:
         await asyncio.to_thread(check_screen, reply.content, screen)
     except ValueError as error:

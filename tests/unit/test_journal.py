@@ -55,7 +55,7 @@ class Desk:
     async def running(self, op_id: str) -> None:
         """Until the action has really begun."""
         async with asyncio.timeout(20):
-            while op_id not in {entry.op_id for entry in await self.journal() if entry.executions}:
+            while op_id not in {entry.op_id for entry in await self.journal() if entry.executions}:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     async def journal(self) -> list[journal.JournalEntry]:
