@@ -169,6 +169,9 @@ socket.create_server(("127.0.0.1", 5000)).close()
 for name in ("cache", "home", "out"):
     open(f"/attempt/{name}/probe", "w").close(); os.unlink(f"/attempt/{name}/probe")
 import numpy, requests
+from playwright.sync_api import sync_playwright
+with sync_playwright():
+    pass
 """
 
 

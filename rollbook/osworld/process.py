@@ -60,6 +60,19 @@ class KillableProcess:
                 await self._process.wait()
         await asyncio.to_thread(_kill_marked, self._marker)
 
+    def resident_bytes(self) -> int:
+        """Memory that the process and its descendants hold now."""
+        pages, waiting = 0, [self._process.pid]
+        while waiting:
+            pid = waiting.pop()
+            try:
+                pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    waiting += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+            except (OSError, ValueError, IndexError):
+                continue  # gone meanwhile
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
     def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is None:  # not reaped yet: the group is still ours
             os.killpg(self._process.pid, number)

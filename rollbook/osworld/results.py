@@ -17,8 +17,9 @@ GUEST_PORT = 5000
 class ChildRun:
     """How the evaluator's process ended."""
 
-    ended: Literal["exited", "timeout", "aborted"]
-    """`aborted`: stopped by us because the guest failed, when no result could count any more."""
+    ended: Literal["exited", "timeout", "aborted", "memory"]
+    """`aborted`: stopped by us because the guest failed, when no result could count any more; `memory`: stopped
+    because it held too much."""
     exit_code: int | None
     """Negative: the signal that ended it."""
     answer: dict[str, Any] | None
@@ -97,10 +98,10 @@ def judge(phase: Phase, run: ChildRun, log: ExchangeLog, guest: GuestCheck) -> V
         return verdict
     if run.ended == "timeout":
         return Verdict("timeout", error_type="PhaseTimeout", error_message=f"{phase} did not finish in time")
+    if run.ended == "memory":
+        return Verdict("failed", error_type="MemoryLimit", error_message="the evaluator's process took too much memory")
     if run.answer is None:
         return Verdict("failed", error_type="EvaluatorDied", error_message=_how_it_died(run.exit_code))
-    if run.answer.get("bridge_failures"):
-        return Verdict("failed", error_type="BridgeFailed", error_message=str(run.answer["bridge_failures"]))
     if run.answer.get("completed") is not True:
         return Verdict(
             "failed",

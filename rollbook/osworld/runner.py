@@ -32,7 +32,7 @@ __all__ = ["PhaseResult", "cache_dir", "run_phase"]
 PORTS = {"server": 5000, "chromium": 9222, "vlc": 8080}
 """Guest ports that OSWorld's setup and evaluation use."""
 
-TICK_S = 1.0
+TICK_S = 0.5
 PROBE_TIMEOUT_S = 10.0
 RESULT_LIMIT = 2**20
 FAILURES_KEPT = 50
@@ -80,7 +80,7 @@ async def run_phase(
     """Run `prepare` (the task's config), `postconfig`, or `evaluate` (without postconfig) and say what came of it.
 
     `endpoints` maps guest ports (5000; 9222 and 8080 where the guest has them) to where they are reached; `work_dir`
-    belongs to one attempt; `on_tick` is called about once a second. Failures of guest, task and evaluator are
+    belongs to one attempt; `on_tick` is called about twice a second. Failures of guest, task and evaluator are
     results. Raises InvalidInput for arguments that cannot be right and ConfigError for a missing isolation.
     Cancelling kills the evaluator before CancelledError goes on.
     """
@@ -174,7 +174,7 @@ async def _run_child(job: _Job, cage: Cage, guest: GuestCheck) -> tuple[ChildRun
 
 
 async def _watch(job: _Job, child: KillableProcess, suspicion: asyncio.Event) -> tuple[Any, int | None]:
-    deadline = time.monotonic() + job.timeout_s
+    deadline, memory_bytes = time.monotonic() + job.timeout_s, evaluator_settings().evaluator_memory_bytes
     exited = asyncio.create_task(child.wait())
     suspected = asyncio.create_task(suspicion.wait())
     try:
@@ -184,6 +184,8 @@ async def _watch(job: _Job, child: KillableProcess, suspicion: asyncio.Event) ->
                 return "exited", exited.result()
             if suspected.done():
                 return "aborted", None
+            if child.resident_bytes() > memory_bytes:
+                return "memory", None
             if job.on_tick is not None:
                 job.on_tick()
         return "timeout", None
@@ -215,7 +217,7 @@ def _request(job: _Job, cage: Cage, box: Box, forwarder: Forwarder) -> dict[str,
         "drop_root": cage.drop_root,
         "parent_pid": None if cage.kind == "bwrap" else os.getpid(),
         "limits": {
-            "memory_bytes": evaluator_settings().evaluator_memory_bytes,
+            "memory_bytes": 4 * evaluator_settings().evaluator_memory_bytes,
             "cpu_s": int(job.timeout_s) + 60,
             "file_bytes": 2 * 2**30,
         },

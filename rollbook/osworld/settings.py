@@ -26,7 +26,7 @@ class EvaluatorSettings(BaseSettings):
     evaluator_isolation: Isolation = "auto"
     """`bwrap`: refuse to evaluate without bubblewrap. `auto`: use it where it works. `none`: never."""
     evaluator_memory_bytes: int = Field(default=4 * 2**30, ge=2**29)
-    """Private memory that one evaluator process may allocate."""
+    """Memory that one evaluation (its process and what that starts) may hold before it is ended as an error."""
 
 
 def evaluator_settings() -> EvaluatorSettings:

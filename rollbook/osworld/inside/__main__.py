@@ -1,4 +1,4 @@
-"""`python -I <this directory>`: one phase, as its JSON request on stdin says."""
+"""`python -I <this directory> [module]`: runs `main()` of a module here: `phase` (the default) or `survey`."""
 
 import importlib
 import sys
@@ -6,6 +6,6 @@ from pathlib import Path
 
 here = Path(__file__).resolve().parent
 sys.path[0] = str(here.parent)
-phase = importlib.import_module(f"{here.name}.phase")
+module = importlib.import_module(f"{here.name}.{sys.argv[1] if len(sys.argv) > 1 else 'phase'}")
 del sys.path[0]  # none of our names may shadow a module that the evaluator or the agent's code imports
-phase.main()
+module.main()

@@ -1,4 +1,9 @@
-"""Limits that the phase's process puts on itself before it touches anything of the guest's."""
+"""Limits that the phase's process puts on itself before it touches anything of the guest's.
+
+OSWorld's metrics turn many exceptions into a 0, so a limit must end the process rather than raise in it: SIGXFSZ gets
+its deadly meaning back, memory is watched from outside and preferred by the kernel's OOM killer, and the hard limit
+here lies far above what the watch allows.
+"""
 
 import ctypes
 import os
@@ -23,6 +28,9 @@ def confine(request: dict[str, Any]) -> None:
     _limit(resource.RLIMIT_CPU, limits["cpu_s"])
     _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
     _limit(resource.RLIMIT_CORE, 0)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
     if request["drop_root"] and os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)

@@ -12,7 +12,9 @@ import sys
 import traceback
 from typing import Any
 
-from . import attached, bridge, confine, stand_ins
+from . import attached, confine, stand_ins
+from .bridge import Bridge
+from .tripwires import set_tripwires
 
 MESSAGE_LIMIT = 4000
 TRACEBACK_LIMIT = 8000
@@ -22,20 +24,30 @@ def main() -> None:
     """Run the phase of the request on stdin."""
     request = json.load(sys.stdin)
     confine.confine(request)
-    carrier = (
-        bridge.Bridge({int(port): path for port, path in request["bridge"].items()}) if request["bridge"] else None
-    )
-    try:
-        result = {"completed": True, **_run(request)}
-    except BaseException as error:  # SystemExit of guest-made code is an error too
-        traceback.print_exc()
-        result = {"completed": False, **_describe(error)}
-    if carrier is not None:
-        result["bridge_failures"] = carrier.failures()
+    routes = {int(port): path for port, path in request["bridge"].items()}
+    bridge = Bridge(routes) if routes else None
+    result = _guarded(request)
+    if bridge is not None and (lost := bridge.failures()):
+        result = _failed("BridgeFailed", lost)
     _write(request["result_path"], result)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _guarded(request: dict[str, Any]) -> dict[str, Any]:
+    """The phase's result; a failure where it raised, or where it swallowed something that spoils it."""
+    tripwires = set_tripwires()
+    try:
+        result = {"completed": True, **_run(request)}
+    except BaseException as error:  # SystemExit of guest-made code is an error too
+        traceback.print_exc()
+        result = _failed(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+    if stand_ins.used:
+        return _failed("MissingPackage", f"not part of the lean environment: {', '.join(stand_ins.used)}")
+    if tripwires.found and result["completed"]:
+        return _failed("LocalFileError", "; ".join(tripwires.found))
+    return result
 
 
 def _run(request: dict[str, Any]) -> dict[str, Any]:
@@ -66,11 +78,11 @@ def _score(score: Any) -> dict[str, Any]:
     return answer
 
 
-def _describe(error: BaseException) -> dict[str, Any]:
-    trace = "".join(traceback.format_exception(error))
+def _failed(kind: str, message: str, trace: str = "") -> dict[str, Any]:
     return {
-        "error_type": type(error).__name__,
-        "error_message": str(error)[:MESSAGE_LIMIT],
+        "completed": False,
+        "error_type": kind,
+        "error_message": message[:MESSAGE_LIMIT],
         "traceback": trace[-TRACEBACK_LIMIT:],
     }
 

@@ -1,7 +1,8 @@
 """Stand-ins for packages that `desktop_env` imports but hardly any task needs (torch's easyocr, librosa, …).
 
-Importing one works when the real one is absent; using anything of it raises ImportError that says so, which ends the
-evaluation as an error and never as a score.
+Importing one works when the real one is absent; using anything of it raises ImportError and is remembered in `used`.
+The memory matters more than the error: `compare_audios` catches it for both files, takes them for "equally corrupt"
+and scores 1.0, `compare_image_text` scores 0. A phase that used a stand-in has failed, whatever it returned.
 """
 
 import importlib.abc
@@ -14,16 +15,20 @@ from typing import Any
 NAMES = ("easyocr", "librosa", "pydrive", "borb", "acoustid", "docker", "tqdm", "psutil")
 
 
+used: list[str] = []
+"""What was used of the stand-ins, in order."""
+
+
 class _Absent(type):
     """Class of everything found in a stand-in: any use of it raises."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ImportError(_reason(cls.__module__, f"{cls.__name__}.{name}"))
+        raise _absent(cls.__module__, f"{cls.__name__}.{name}")
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
-        raise ImportError(_reason(cls.__module__, cls.__name__))
+        raise _absent(cls.__module__, cls.__name__)
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -43,6 +48,8 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def attribute(name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
+            if name[0].islower():  # a function or submodule: unlike a class it is not imported by name at the top
+                raise _absent(module.__name__, name)
             return _Absent(name, (), {"__module__": module.__name__})
 
         module.__getattr__ = attribute  # type: ignore[method-assign]
@@ -53,6 +60,7 @@ def install() -> None:
     sys.meta_path.append(StandIns())
 
 
-def _reason(module: str, name: str) -> str:
+def _absent(module: str, name: str) -> ImportError:
     package = module.partition(".")[0]
-    return f"{module}.{name} is needed, but {package} is not part of the evaluator's lean environment"
+    used.append(f"{module}.{name}")
+    return ImportError(f"{module}.{name} is needed, but {package} is not part of the evaluator's lean environment")
