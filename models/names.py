@@ -33,3 +33,6 @@ THAW: Final = "thaw"
 INVALID_INPUT: Final = "InvalidInput"
 FENCED: Final = "Fenced"
 """Error types of activities that are not infrastructure reasons; those use the reason itself as their type."""
+
+GUEST_FAILED: Final = "guest_failed"
+"""Detail of an `evaluator_error`: an exchange with the guest failed, so a fresh desktop may help."""

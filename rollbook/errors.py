@@ -1,27 +1,27 @@
 """The exception tree.
 
-    RollbookError
-    ├── ConfigError            a setting or profile is missing or wrong (names the setting and the fix)
-    ├── InvalidInput           a spec, task or argument is wrong (names the field and the fix)
-    │   └── SpecConflict       the batch exists with another contract; carries the difference
-    ├── LedgerError
-    │   ├── Fenced             a write by an attempt that is no longer the current one
-    │   ├── AlreadyFinal       a claim on a rollout that needs no further attempt
-    │   ├── BatchStopping      a claim while the batch is stopping or cancelled
-    │   └── LedgerConflict     a write that contradicts a recorded fact
-    ├── ArtifactError          an artifact is missing or its bytes do not match its digest
-    └── InfraError             something outside the policy failed; carries a `reason` of the closed vocabulary
-        ├── CapacityBusy       no room for another desktop now; retry later (never counted as an attempt)
-        ├── SandboxStartFailed reason sandbox_start_failed
-        ├── SandboxLost        reason sandbox_lost: the desktop is gone or is another one
-        ├── SetupFailed        reason setup_failed
-        ├── SetupInterrupted   reason setup_interrupted
-        ├── ActionTimeout      reason action_timeout
-        ├── ActionFailed       reason rollout_error
-        ├── ModelCallFailed    reason model_call_failed
-        ├── ModelTimeout       reason model_timeout
-        ├── EvaluationInterrupted  reason evaluation_interrupted
-        └── EvaluatorError     reason evaluator_error
+RollbookError
+├── ConfigError            a setting or profile is missing or wrong (names the setting and the fix)
+├── InvalidInput           a spec, task or argument is wrong (names the field and the fix)
+│   └── SpecConflict       the batch exists with another contract; carries the difference
+├── LedgerError
+│   ├── Fenced             a write by an attempt that is no longer the current one
+│   ├── AlreadyFinal       a claim on a rollout that needs no further attempt
+│   ├── BatchStopping      a claim while the batch is stopping or cancelled
+│   └── LedgerConflict     a write that contradicts a recorded fact
+├── ArtifactError          an artifact is missing or its bytes do not match its digest
+└── InfraError             something outside the policy failed; carries a `reason` of the closed vocabulary
+    ├── CapacityBusy       no room for another desktop now; retry later (never counted as an attempt)
+    ├── SandboxStartFailed reason sandbox_start_failed
+    ├── SandboxLost        reason sandbox_lost: the desktop is gone or is another one
+    ├── SetupFailed        reason setup_failed
+    ├── SetupInterrupted   reason setup_interrupted
+    ├── ActionTimeout      reason action_timeout
+    ├── ActionFailed       reason rollout_error
+    ├── ModelCallFailed    reason model_call_failed
+    ├── ModelTimeout       reason model_timeout
+    ├── EvaluationInterrupted  reason evaluation_interrupted
+    └── EvaluatorError     reason evaluator_error
 """
 
 from typing import ClassVar

@@ -68,7 +68,7 @@ class BenchmarkBatch:
             if pumped.state != "continue":
                 return await self._finish("complete" if pumped.state == "whole" else "stopped", pumped)
         await workflow.wait_condition(workflow.all_handlers_finished)
-        workflow.continue_as_new(args=inputs)  # noqa: RET503  (never returns)
+        _continue_as_new(inputs)
 
     @workflow.signal(name=names.PAUSE)
     async def pause(self, options: Any = None) -> None:
@@ -219,6 +219,10 @@ class BenchmarkBatch:
 
 def _without(request: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in request.items() if name != key}
+
+
+def _continue_as_new(inputs: tuple[Any, ...]) -> NoReturn:
+    workflow.continue_as_new(args=inputs)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -50,10 +50,11 @@ PATIENCE = timedelta(hours=6)
 class Failure(Exception):
     """An activity failed for an infrastructure reason."""
 
-    def __init__(self, reason: Infra, detail: str) -> None:
+    def __init__(self, reason: Infra, detail: str, guest_failed: bool = False) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+        self.guest_failed = guest_failed
 
 
 class Superseded(Exception):
@@ -69,7 +70,7 @@ def translate(error: ActivityError, default: Infra) -> Exception:
         if cause.type == names.FENCED:
             return Superseded(cause.message)
         if cause.type in {reason.value for reason in Infra}:
-            return Failure(Infra(cause.type), cause.message)
+            return Failure(Infra(cause.type), cause.message, names.GUEST_FAILED in cause.details)
         return Failure(default, f"{cause.type}: {cause.message}")
     if isinstance(cause, TemporalTimeout):
         return Failure(default, f"{error.activity_type}: {cause.message}")

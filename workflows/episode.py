@@ -94,7 +94,7 @@ class Episode:
         except Superseded:
             story.fail(Infra.SUPERSEDED, "a newer attempt was claimed")
         except Failure as failure:
-            story.fail(failure.reason, failure.detail)
+            story.fail(failure.reason, failure.detail, failure.guest_failed)
         except BaseException as error:
             if not (isinstance(error, asyncio.CancelledError) or is_cancelled_exception(error)):
                 raise
@@ -114,7 +114,7 @@ class Episode:
         except DeadlineReached:
             story.fail(Infra.TIMEOUT, f"the deadline of {story.plan.deadline_s:g} s was reached")
         except Failure as failure:
-            story.fail(failure.reason, failure.detail)
+            story.fail(failure.reason, failure.detail, failure.guest_failed)
         finally:
             deadline.stop()
         if story.observation is not None and story.desktop_usable:
@@ -158,7 +158,7 @@ class Episode:
         request = EvaluateRequest(attempt=story.attempt, desk=story.desk, terminal_action=story.terminal_action)
         story.evaluation = await call.evaluate(request)
         if story.evaluation.reason is not None:
-            story.fail(story.evaluation.reason, story.evaluation.detail)
+            story.fail(story.evaluation.reason, story.evaluation.detail, story.evaluation.guest_failed)
 
     async def _while_frozen(self, call: Calls) -> None:
         """Wait for `thaw`, renewing the desktop's lease meanwhile."""

@@ -24,9 +24,12 @@ class Story:
     evaluation: Evaluated | None = None
     last_action: str = ""
 
-    def fail(self, reason: Infra, detail: str) -> None:
+    guest_failed: bool = False
+
+    def fail(self, reason: Infra, detail: str, guest_failed: bool = False) -> None:
         """Record an infrastructure failure; the first one's words are kept."""
         self.reasons.append(reason)
+        self.guest_failed = self.guest_failed or guest_failed
         self.detail = self.detail or detail
 
     @property
@@ -51,7 +54,7 @@ class Story:
             attempt=self.attempt,
             facts=self.facts(),
             steps=self.steps,
-            guest_failed=self.evaluation is not None and self.evaluation.guest_failed,
+            guest_failed=self.guest_failed,
             detail=self.detail[:2000],
         )
 

@@ -6,7 +6,7 @@ steps without an action, until the runner's step limit ends the episode.
 """
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -17,11 +17,14 @@ from rollbook.errors import InvalidInput
 from rollbook.policies.base import Answer, Turn, split_terminal
 
 
+Action = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+
+
 class ScriptStep(Input):
     """One answer of the policy."""
 
     thought: str = ""
-    actions: list[str] = []
+    actions: list[Action] = []
     stop: str | None = None
     """A policy stop reason instead of actions."""
 
