@@ -1,0 +1,16 @@
+"""Errors that become a JSON answer with a status code."""
+
+
+class GuestError(Exception):
+    """A request that cannot be served; `status` is the HTTP code, the message says why."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class CommandTimeout(GuestError):
+    """A command was still running at its limit; its whole process group has been killed."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"command was killed: it was still running after {limit_s:g} seconds", 500)

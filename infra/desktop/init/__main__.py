@@ -1,0 +1,62 @@
+"""Boot: `python3 -m init` as root, as process 1 or below Docker's own init (`--init`).
+
+Order: nonce and cookie; display, bus and guest server side by side; then the session; then `ready`, from when on
+/screenshot answers; last the live view, which nobody waits for.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from init import desktop, elevation, vnc
+from init.accounts import ROOT_ENVIRONMENT, RUN_DIR, USER, account
+from init.preparation import prepare
+from init.supervisor import Fatal, Supervisor, accepts
+
+DRAWN_WITHIN_S = 15.0
+
+
+def main() -> int:
+    """Boot and supervise; the exit code is 0 after SIGTERM, 1 when the display was lost."""
+    started = time.monotonic()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT})
+    user = account(USER)
+    prepare(user)
+    supervisor = Supervisor()
+    try:
+        bus = f"/run/user/{user.uid}/bus"
+        supervisor.start(desktop.display_server(), desktop.message_bus(user), desktop.guest_server(user))
+        if not supervisor.wait_for(lambda: accepts("/tmp/.X11-unix/X0") and accepts(bus), DRAWN_WITHIN_S):
+            raise Fatal("display or session bus did not come up")
+        session = desktop.session(user)
+        supervisor.on_session_lost = lambda: supervisor.restart({service.name for service in session})
+        supervisor.start(*session, elevation.service())
+        drawn = supervisor.wait_for(_desktop_is_drawn, DRAWN_WITHIN_S)
+        (RUN_DIR / "ready").touch()
+        print(f"init: {'ready' if drawn else 'not fully drawn'} after {time.monotonic() - started:.2f} s", flush=True)
+        supervisor.start(*vnc.services())
+        supervisor.run_forever()
+    except Fatal as reason:
+        print(f"init: {reason}; stopping", file=sys.stderr, flush=True)
+        supervisor.stop_all(grace_s=0.5)
+        return 1
+    supervisor.stop_all()
+    return 0
+
+
+def _desktop_is_drawn() -> bool:
+    """Panel and desktop window are both mapped (their WM_CLASS is in the list of visible windows)."""
+    answer = subprocess.run(
+        ["xdotool", "search", "--onlyvisible", "--class", "^(tint2|Tint2|pcmanfm|Pcmanfm)$"],
+        capture_output=True,
+        env=ROOT_ENVIRONMENT,
+    )
+    return len(answer.stdout.split()) >= 2
+
+
+if __name__ == "__main__":
+    if 1 not in (os.getpid(), os.getppid()) or os.geteuid() != 0:
+        sys.exit("init: must be root and the first process of a container, or started by Docker's own init")
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""Building the desktop image: a Debian base, wheels and apt settings from this machine, one `docker build`."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import docker
+import requests
+from docker.errors import APIError, BuildError, DockerException, ImageNotFound
+
+from rollbook.errors import ConfigError, SandboxStartFailed
+from rollbook.sandboxes import image_apt
+
+ENGINE_TIMEOUT_S = 900
+PULL_TIMEOUT_S = 60
+"""How long a pull may be silent before `auto` builds the base itself."""
+PUBLIC_BASE = "debian:bookworm-slim"
+SUITE = "bookworm"
+NEEDED_ENGINE_BYTES = 3_000_000_000
+NEEDED_TEMP_BYTES = 700_000_000
+NOT_NEEDED = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "var/lib/apt/lists")
+"""What Debian's own slim image leaves out too, and the package lists that the build fetches anew."""
+
+Log = Callable[[str], None]
+
+
+def build(client: docker.DockerClient, source: Path, variant: str, base: str, tag: str, digest: str, log: Log) -> None:
+    """Build and tag the image. Raises ConfigError for what is missing, SandboxStartFailed for a failed build."""
+    started = time.monotonic()
+    _check_space(client)
+    apt = image_apt.of_this_machine()
+    kind, base_image = _base_image(client, base, apt, log)
+    with tempfile.TemporaryDirectory(prefix="rollbook-image-") as scratch:
+        context = Path(scratch) / "context"
+        shutil.copytree(source, context, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", ".*_cache"))
+        _wheels(context, log)
+        image_apt.write(apt, context / "apt")
+        log(f"building {tag} on {base_image}")
+        labels = {"rollbook.variant": variant, "rollbook.inputs": digest, "rollbook.base": kind}
+        arguments = {"BASE_IMAGE": base_image, "VARIANT": variant}
+        _docker_build(client, context, tag, arguments, labels, apt, log)
+    size_mb = client.images.get(tag).attrs["Size"] / 1e6
+    log(f"built {tag}: {size_mb:.0f} MB in {time.monotonic() - started:.0f} s")
+
+
+def _docker_build(
+    client: docker.DockerClient,
+    context: Path,
+    tag: str,
+    arguments: dict[str, str],
+    labels: dict[str, str],
+    apt: image_apt.AptSettings,
+    log: Log,
+) -> None:
+    last: deque[str] = deque(maxlen=25)
+    network = "host" if apt.needs_host_network else None
+    try:
+        for message in client.api.build(
+            path=str(context),
+            tag=tag,
+            buildargs=arguments,
+            labels=labels,
+            rm=True,
+            forcerm=True,
+            decode=True,
+            network_mode=network,
+        ):
+            line = str(message.get("stream") or message.get("error") or "").rstrip()
+            if line:
+                last.append(line)
+            if line.startswith("Step "):
+                log(f"  {line.splitlines()[0][:100]}")
+            if "error" in message:
+                raise SandboxStartFailed("the desktop image could not be built; last lines:\n" + "\n".join(last))
+    except (APIError, BuildError) as error:
+        raise SandboxStartFailed(f"the desktop image could not be built: {error}") from error
+
+
+def _base_image(client: docker.DockerClient, base: str, apt: image_apt.AptSettings, log: Log) -> tuple[str, str]:
+    """The kind of base that is used in the end (`pull` or `debootstrap`), and its image."""
+    if base in ("auto", "pull"):
+        problem = _pull(client, log)
+        if problem is None:
+            return "pull", PUBLIC_BASE
+        if base == "pull":
+            raise ConfigError(
+                f"{PUBLIC_BASE} cannot be pulled ({problem}): give the engine access to a registry, or set "
+                "ROLLBOOK_DESKTOP_BASE=debootstrap"
+            )
+        log(f"no registry ({problem}); making the base with debootstrap")
+    return "debootstrap", _debootstrap(client, apt, log)
+
+
+def _pull(client: docker.DockerClient, log: Log) -> str | None:
+    """None when the public base is there, else why not."""
+    try:
+        client.images.get(PUBLIC_BASE)
+        return None
+    except ImageNotFound:
+        log(f"pulling {PUBLIC_BASE}")
+    puller = docker.from_env(timeout=PULL_TIMEOUT_S)
+    try:
+        puller.images.pull(PUBLIC_BASE)
+    except (DockerException, requests.RequestException) as error:
+        return str(getattr(error, "explanation", None) or error)
+    finally:
+        puller.close()
+    return None
+
+
+def _debootstrap(client: docker.DockerClient, apt: image_apt.AptSettings, log: Log) -> str:
+    """A minimal Debian as image `rollbook/base:bookworm`; an existing one is used again."""
+    name = f"rollbook/base:{SUITE}"
+    try:
+        client.images.get(name)
+        return name
+    except ImageNotFound:
+        _require_debootstrap(log)
+    log(f"debootstrap {SUITE} (about half a minute)")
+    with tempfile.TemporaryDirectory(prefix="rollbook-base-") as scratch:
+        root = Path(scratch) / "root"
+        _run(["debootstrap", "--variant=minbase", SUITE, str(root), apt.mirror], "debootstrap", timeout_s=1200)
+        for path in (root / "var/cache/apt/archives").glob("*.deb"):
+            path.unlink()
+        for name_inside in NOT_NEEDED:
+            shutil.rmtree(root / name_inside, ignore_errors=True)
+            (root / name_inside).mkdir()
+        (root / "etc/apt/sources.list").write_text(image_apt.public_sources(SUITE))
+        archive = Path(scratch) / "root.tar"
+        with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
+            tar.add(root, arcname=".")
+        client.api.import_image(src=str(archive), repository="rollbook/base", tag=SUITE)
+    return name
+
+
+def _require_debootstrap(log: Log) -> None:
+    if os.geteuid() != 0:
+        raise ConfigError(
+            f"the base image needs root once: run `sudo {sys.executable} -m rollbook.sandboxes.image`, or make "
+            f"{PUBLIC_BASE} available to the Docker engine"
+        )
+    if shutil.which("debootstrap"):
+        return
+    if not shutil.which("apt-get"):
+        raise ConfigError(f"debootstrap is missing: install it, or make {PUBLIC_BASE} available to the Docker engine")
+    log("installing debootstrap")
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", "debootstrap", "debian-archive-keyring"]
+    try:
+        _run(install, "apt-get install debootstrap", timeout_s=300)
+    except SandboxStartFailed:
+        _run(["apt-get", "update", "-q"], "apt-get update", timeout_s=300)
+        _run(install, "apt-get install debootstrap", timeout_s=300)
+
+
+def _wheels(context: Path, log: Log) -> None:
+    """Fetch pyautogui and its parts with this machine's pip, whose index settings the container does not have."""
+    log("fetching wheels")
+    target = context / "wheels"
+    target.mkdir()
+    arguments = ["wheel", "-q", "--no-deps", "-r", str(context / "wheels.list"), "-w", str(target)]
+    _run([*_pip(), *arguments], "pip wheel", timeout_s=600)
+
+
+def _pip() -> list[str]:
+    """A pip that works: this environment's, or the system's (environments made by uv have none)."""
+    candidates = [[sys.executable, "-m", "pip"], ["/usr/bin/python3", "-m", "pip"], ["pip3"], ["uvx", "pip"]]
+    for command in candidates:
+        if shutil.which(command[0]):
+            probe = subprocess.run([*command, "--version"], capture_output=True, timeout=120, check=False)
+            if probe.returncode == 0:
+                return command
+    raise ConfigError("pip is missing: apt-get install python3-pip (it fetches pyautogui for the desktop image)")
+
+
+def _run(command: list[str], what: str, *, timeout_s: float) -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise SandboxStartFailed(f"{what} took longer than {timeout_s:g} s") from error
+    if done.returncode != 0:
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
+        raise SandboxStartFailed(f"{what} failed with code {done.returncode}:\n{tail}")
+
+
+def _check_space(client: docker.DockerClient) -> None:
+    """Before anything is fetched. The engine's disk is looked at only when it is on this machine."""
+    needs = {Path(tempfile.gettempdir()): NEEDED_TEMP_BYTES}
+    if client.api.base_url.startswith("http+docker"):
+        needs[Path(client.info()["DockerRootDir"])] = NEEDED_ENGINE_BYTES
+    for path, needed in needs.items():
+        while not os.access(path, os.R_OK | os.X_OK):
+            path = path.parent
+        free = shutil.disk_usage(path).free
+        if free < needed:
+            raise ConfigError(
+                f"{path} has {free / 1e9:.1f} GB free, the desktop image needs {needed / 1e9:.1f} GB: make room there "
+                "(`docker system prune`), or set TMPDIR"
+            )
