@@ -204,8 +204,8 @@ class Forwarder:
         record.ended(_answered(reply.status))
         headers = reply_headers(reply.headers)
         headers.popall("Content-Length", None)
-        text = rewrite_cdp(body.decode("utf-8", "replace"), request.headers.get("Host", ""), endpoint)
-        return web.Response(status=reply.status, body=text.encode(), headers=headers)
+        listing = rewrite_cdp(bytes(body), request.headers.get("Host", ""), endpoint)
+        return web.Response(status=reply.status, body=listing, headers=headers)
 
     async def _websocket(self, record: _Record, endpoint: EndpointLike, request: web.BaseRequest) -> web.StreamResponse:
         wanted = [name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",") if name.strip()]

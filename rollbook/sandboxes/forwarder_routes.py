@@ -5,9 +5,10 @@ OSWorld notes: Chromium refuses a Host header that is neither an IP address nor 
 """
 
 import ipaddress
+import json
 import re
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -31,8 +32,8 @@ HOP_BY_HOP = frozenset(
 _WEBSOCKET_ONLY = frozenset(
     {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
 )
-_SOCKET_URL = re.compile(r"wss?://[^/\"'\s\\]+(/[^\"'\s\\?&]*)?")
-_FRONTEND_PARAMETER = re.compile(r"(?<=[?&])wss?=[^/\"'\s\\]+(/[^\"'\s\\?&]*)")
+_SOCKET_URL = re.compile(r"^(wss?)://[^/?#]+([^?#]*)")
+_FRONTEND_PARAMETER = re.compile(r"([?&])wss?=[^/?&#]+([^?&#]*)")
 
 
 class EndpointLike(Protocol):
@@ -99,16 +100,31 @@ def is_cdp_listing(port: int, path: str, content_type: str) -> bool:
     return port == CDP_PORT and (path == "/json" or path.startswith("/json/")) and "json" in content_type
 
 
-def rewrite_cdp(body: str, client_host: str, endpoint: EndpointLike) -> str:
-    """Point every WebSocket URL of a CDP listing at the forwarder (`client_host` = the client's own Host header)."""
+def rewrite_cdp(body: bytes, client_host: str, endpoint: EndpointLike) -> bytes:
+    """Point the WebSocket URLs of a CDP listing at the forwarder (`client_host` = the client's own Host header).
+
+    Only the two fields that hold them change: titles and addresses of pages are evidence. What is no JSON passes.
+    """
+    try:
+        listing = json.loads(body)
+    except ValueError:
+        return body
     prefix = URL(endpoint.url).path.rstrip("/")
+    for entry in listing if isinstance(listing, list) else [listing]:
+        if isinstance(entry, dict):
+            _point_here(entry, client_host, prefix)
+    return json.dumps(listing, ensure_ascii=False).encode()
 
+
+def _point_here(listed: dict[str, Any], client_host: str, prefix: str) -> None:
     def path_of(match: re.Match[str]) -> str:
-        path = match[1] or ""
-        return path.removeprefix(prefix) if prefix and path.startswith(prefix + "/") else path
+        path = match[2] or ""
+        return path.removeprefix(prefix) if path.startswith(prefix + "/") else path
 
-    body = _SOCKET_URL.sub(lambda match: f"ws://{client_host}{path_of(match)}", body)
-    return _FRONTEND_PARAMETER.sub(lambda match: f"ws={client_host}{path_of(match)}", body)
+    if isinstance(url := listed.get("webSocketDebuggerUrl"), str):
+        listed["webSocketDebuggerUrl"] = _SOCKET_URL.sub(lambda m: f"ws://{client_host}{path_of(m)}", url)
+    if isinstance(url := listed.get("devtoolsFrontendUrl"), str):
+        listed["devtoolsFrontendUrl"] = _FRONTEND_PARAMETER.sub(lambda m: f"{m[1]}ws={client_host}{path_of(m)}", url)
 
 
 def _connection_tokens(headers: CIMultiDictProxy[str]) -> frozenset[str]:

@@ -1,0 +1,246 @@
+"""The forwarder on real loopback sockets: what passes, and what each kind of failure is recorded as."""
+
+import asyncio
+import gzip
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from rollbook.sandboxes.forwarder import Exchange, Forwarder, Outcome
+from rollbook.sandboxes.provider import Endpoint
+from tests.doubles.http_guest import HttpGuest, echo_socket, half, reset, silence, status
+
+
+@pytest.fixture
+async def guest() -> AsyncIterator[HttpGuest]:
+    async with HttpGuest() as guest:
+        yield guest
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        yield session
+
+
+class Recorded(list[Exchange]):
+    """Exchanges in the order in which they ended."""
+
+    def outcomes(self) -> list[Outcome]:
+        return [exchange.outcome for exchange in self]
+
+    async def reach(self, count: int) -> None:
+        """Wait until so many exchanges have ended."""
+        async with asyncio.timeout(10):
+            while len(self) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def forwarding(
+    endpoint: Endpoint, port: int = 5000, idle_timeout_s: float = 30.0, socket_dir: Path | None = None
+) -> AsyncIterator[tuple[str, Recorded, Forwarder]]:
+    recorded = Recorded()
+    async with Forwarder(
+        {port: endpoint}, idle_timeout_s=idle_timeout_s, socket_dir=socket_dir, on_exchange=recorded.append
+    ) as forwarder:
+        yield f"http://127.0.0.1:{forwarder.ports[port]}", recorded, forwarder
+
+
+async def test_bodies_pass_unchanged_both_ways(guest: HttpGuest, session: aiohttp.ClientSession) -> None:
+    big = bytes(range(256)) * 40_000
+
+    async def digest_and_repeat(request: web.BaseRequest) -> web.StreamResponse:
+        body = guest.seen[-1][3]
+        return web.Response(body=body, headers={"X-Digest": hashlib.sha256(body).hexdigest()})
+
+    guest.routes["/setup/upload"] = digest_and_repeat
+    async with (
+        forwarding(Endpoint(guest.url)) as (url, recorded, _),
+        session.post(URL(f"{url}/setup/upload?a=%2Fb&c=d+e", encoded=True), data=big) as reply,
+    ):
+        assert reply.headers["X-Digest"] == hashlib.sha256(big).hexdigest()
+        assert await reply.read() == big
+    method, path, headers, body = guest.seen[0]
+    assert (method, path, body) == ("POST", "/setup/upload?a=%2Fb&c=d+e", big)
+    assert headers["Content-Length"] == str(len(big))
+    assert recorded[0].received_bytes == len(big)
+    assert recorded.outcomes() == [Outcome.OK]
+
+
+async def test_compressed_and_chunked_replies_are_not_touched(guest: HttpGuest, session: aiohttp.ClientSession) -> None:
+    packed = gzip.compress(b"hello" * 1000)
+
+    async def chunks(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Encoding": "gzip"})
+        await response.prepare(request)
+        await response.write(packed[:10])
+        await asyncio.sleep(0.01)
+        await response.write(packed[10:])
+        return response
+
+    guest.routes["/accessibility"] = chunks
+    async with forwarding(Endpoint(guest.url)) as (url, recorded, _), session.get(f"{url}/accessibility") as reply:
+        assert await reply.read() == packed
+    assert recorded.outcomes() == [Outcome.OK]
+
+
+async def test_prefix_and_route_headers_lead_to_the_guest_and_the_clients_win(
+    guest: HttpGuest, session: aiohttp.ClientSession
+) -> None:
+    guest.routes["/box/7/terminal"] = {"output": None}
+    endpoint = Endpoint(f"{guest.url}/box/7/", {"X-Route": "abc", "X-Both": "route", "Host": "5000-abc.example"})
+    async with (
+        forwarding(endpoint) as (url, _, _),
+        session.get(f"{url}/terminal", headers={"X-Both": "client"}) as reply,
+    ):
+        assert reply.status == 200
+    headers = guest.seen[0][2]
+    assert (headers["X-Route"], headers["X-Both"], headers["Host"]) == ("abc", "client", "5000-abc.example")
+
+
+async def test_proxy_variables_are_ignored(
+    guest: HttpGuest, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    async with forwarding(Endpoint(guest.url)) as (url, _, _), session.get(f"{url}/terminal") as reply:
+        assert reply.status == 200
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(200, "ok"), (404, "http_4xx"), (500, "http_5xx"), (503, "http_5xx")])
+async def test_a_status_is_passed_on_and_recorded(
+    guest: HttpGuest, session: aiohttp.ClientSession, code: int, outcome: str
+) -> None:
+    guest.routes["/file"] = status(code)
+    async with forwarding(Endpoint(guest.url)) as (url, recorded, forwarder):
+        async with session.post(f"{url}/file", data={"file_path": "/x"}) as reply:
+            assert reply.status == code
+        await recorded.reach(1)
+    assert (recorded[0].outcome, recorded[0].status) == (outcome, code)
+    assert recorded[0].delivery_failed is (code == 503)
+    assert forwarder.log.by_port() == {5000: {outcome: 1}}
+
+
+async def test_a_closed_port_is_refused(session: aiohttp.ClientSession) -> None:
+    async with HttpGuest() as gone:
+        endpoint = Endpoint(gone.url)
+    async with forwarding(endpoint) as (url, recorded, _), session.get(f"{url}/terminal") as reply:
+        assert reply.status == 502
+    assert recorded.outcomes() == [Outcome.REFUSED]
+
+
+async def test_a_name_that_does_not_exist_is_unreachable(session: aiohttp.ClientSession) -> None:
+    async with (
+        forwarding(Endpoint("http://no-such-guest.invalid")) as (url, recorded, _),
+        session.get(f"{url}/terminal") as reply,
+    ):
+        assert reply.status == 502
+    assert recorded.outcomes() == [Outcome.UNREACHABLE]
+
+
+async def test_a_connection_that_breaks_before_the_reply_is_reset(
+    guest: HttpGuest, session: aiohttp.ClientSession
+) -> None:
+    guest.routes["/execute"] = reset
+    async with forwarding(Endpoint(guest.url)) as (url, recorded, _), session.post(f"{url}/execute", json={}) as reply:
+        assert reply.status == 502
+    assert recorded.outcomes() == [Outcome.RESET]
+    assert len(guest.seen) == 1, "a command must not be sent twice"
+
+
+async def test_half_a_reply_never_looks_like_a_whole_one(guest: HttpGuest, session: aiohttp.ClientSession) -> None:
+    guest.routes["/file"] = half
+    async with forwarding(Endpoint(guest.url)) as (url, recorded, _):
+        with pytest.raises(aiohttp.ClientError):
+            async with session.post(f"{url}/file") as reply:
+                await reply.read()
+        await recorded.reach(1)
+    assert recorded.outcomes() == [Outcome.RESET]
+
+
+async def test_silence_is_a_timeout(guest: HttpGuest, session: aiohttp.ClientSession) -> None:
+    guest.routes["/execute"] = silence
+    async with (
+        forwarding(Endpoint(guest.url), idle_timeout_s=0.2) as (url, recorded, _),
+        session.post(f"{url}/execute") as reply,
+    ):
+        assert reply.status == 502
+    assert recorded.outcomes() == [Outcome.TIMEOUT]
+
+
+async def test_a_client_that_gives_up_is_recorded(guest: HttpGuest, session: aiohttp.ClientSession) -> None:
+    guest.routes["/execute"] = silence
+    async with forwarding(Endpoint(guest.url)) as (url, recorded, _):
+        with pytest.raises(TimeoutError):
+            async with session.post(f"{url}/execute", timeout=aiohttp.ClientTimeout(total=0.2)):
+                pass
+        await recorded.reach(1)
+    assert recorded.outcomes() == [Outcome.ABANDONED]
+
+
+async def test_unix_sockets_lead_to_the_same_guest(guest: HttpGuest, tmp_path: Path) -> None:
+    async with forwarding(Endpoint(guest.url), socket_dir=tmp_path) as (_, recorded, forwarder):
+        connector = aiohttp.UnixConnector(str(forwarder.sockets[5000]))
+        async with aiohttp.ClientSession(connector=connector) as session, session.get("http://guest/terminal") as reply:
+            assert reply.status == 200
+    assert recorded.outcomes() == [Outcome.OK]
+
+
+async def test_websocket_messages_pass_and_a_client_may_leave(guest: HttpGuest, session: aiohttp.ClientSession) -> None:
+    guest.routes["/devtools/browser/1"] = echo_socket
+    async with forwarding(Endpoint(guest.url), port=9222) as (url, recorded, _):
+        socket = await session.ws_connect(f"{url}/devtools/browser/1", protocols=["cdp"], max_msg_size=0)
+        assert socket.protocol == "cdp"
+        await socket.send_str("hello")
+        assert await socket.receive_str() == "hello"
+        await socket.send_bytes(b"x" * 2_000_000)
+        assert len(await socket.receive_bytes()) == 2_000_000
+        await socket.close()
+        await recorded.reach(1)
+    assert guest.seen[0][2]["Host"] == "localhost"
+    assert (recorded[0].method, recorded[0].outcome, recorded[0].status) == ("WEBSOCKET", Outcome.OK, 101)
+    assert recorded[0].received_bytes == 2_000_005
+
+
+@pytest.mark.parametrize(("word", "outcome"), [("bye", Outcome.OK), ("die", Outcome.RESET)])
+async def test_a_websocket_closed_in_order_is_told_from_a_broken_one(
+    guest: HttpGuest, session: aiohttp.ClientSession, word: str, outcome: Outcome
+) -> None:
+    guest.routes["/devtools/page/1"] = echo_socket
+    async with forwarding(Endpoint(guest.url), port=9222) as (url, recorded, _):
+        socket = await session.ws_connect(f"{url}/devtools/page/1")
+        await socket.send_str(word)
+        message = await socket.receive()
+        assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING)
+        await recorded.reach(1)
+    assert recorded.outcomes() == [outcome]
+
+
+async def test_a_refused_websocket_upgrade_keeps_its_status(guest: HttpGuest, session: aiohttp.ClientSession) -> None:
+    guest.routes["/devtools/browser/1"] = status(403)
+    async with forwarding(Endpoint(guest.url), port=9222) as (url, recorded, _):
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await session.ws_connect(f"{url}/devtools/browser/1")
+    assert (recorded[0].outcome, recorded[0].status) == (Outcome.HTTP_4XX, 403)
+
+
+async def test_cdp_listings_point_back_at_the_forwarder(guest: HttpGuest, session: aiohttp.ClientSession) -> None:
+    guest.routes["/box/json/version"] = {"webSocketDebuggerUrl": "ws://localhost/box/devtools/browser/1"}
+    guest.routes["/box/devtools/browser/1"] = echo_socket
+    async with forwarding(Endpoint(f"{guest.url}/box"), port=9222) as (url, recorded, _):
+        async with session.get(f"{url}/json/version") as reply:
+            listing = await reply.json()
+        assert listing == {"webSocketDebuggerUrl": url.replace("http", "ws") + "/devtools/browser/1"}
+        socket = await session.ws_connect(listing["webSocketDebuggerUrl"])
+        await socket.send_str("there")
+        assert await socket.receive_str() == "there"
+        await socket.close()
+        await recorded.reach(2)
+    assert recorded.outcomes() == [Outcome.OK, Outcome.OK]
