@@ -1,14 +1,26 @@
 """The two kinds of model: what people write, and what the system carries."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Input(BaseModel):
-    """Written by people: unknown keys are refused, so that a typing error is found."""
+    """Written by people: unknown keys and wrong types are refused, so that a typing error is found."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers(cls, data: Any) -> Any:
+        """tctl and other Go programs write 4 as 4.0: the same number. `true` and `"4"` are other things."""
+        if not isinstance(data, dict):
+            return data
+        return {key: int(value) if _is_whole(value) else value for key, value in data.items()}
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
 
 
 class Wire(BaseModel):

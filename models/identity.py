@@ -5,7 +5,7 @@ import json
 import re
 from typing import Any
 
-BATCH_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+BATCH_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
 
 def canonical_json(value: Any) -> str:

@@ -110,16 +110,27 @@ class OutcomeFacts(Wire):
         return self
 
 
-class Classification(Wire):
-    """Termination, eligibility and the reason for it."""
-
-    termination_reason: str
-    runtime_eligible: bool
-    runtime_admission_reason: str
-    horizon_reached: bool
-
-
 VALID = "valid_evaluated_outcome"
+"""Runtime admission reason of every eligible attempt."""
+
+
+class Classification(Wire):
+    """Termination, eligibility and the reason for it (invariants: upstream contract §1.7)."""
+
+    termination_reason: NonBlank
+    runtime_eligible: StrictBool
+    runtime_admission_reason: NonBlank
+    horizon_reached: StrictBool
+
+    @model_validator(mode="after")
+    def _invariant(self) -> "Classification":
+        if self.termination_reason == "max_steps" and not self.horizon_reached:
+            raise ValueError("max_steps implies horizon_reached")
+        if self.runtime_eligible != (self.runtime_admission_reason == VALID):
+            raise ValueError(f"runtime_eligible and the reason {VALID} imply each other")
+        if self.runtime_eligible and self.termination_reason not in ELIGIBLE:
+            raise ValueError(f"an attempt that ended with {self.termination_reason} cannot be eligible")
+        return self
 
 
 def classify(facts: OutcomeFacts) -> Classification:

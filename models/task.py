@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
 
 from models.base import Input, Name, Sha256, Wire
 from models.identity import digest
@@ -22,7 +22,7 @@ DOMAINS = (
 )
 """OSWorld's domains in the order in which results are reported; others follow alphabetically."""
 
-_SAFE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+_SAFE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
 
 def domain_rank(domain: str) -> tuple[int, str]:
@@ -46,7 +46,7 @@ class TaskDocument(BaseModel):
     instruction: str = Field(min_length=1)
     config: list[dict[str, Any]] = []
     evaluator: Evaluator
-    proxy: bool = False
+    proxy: StrictBool = False
 
     @field_validator("id")
     @classmethod
