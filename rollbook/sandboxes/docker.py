@@ -13,7 +13,7 @@ from typing import Any
 
 from rollbook.errors import CapacityBusy, ConfigError, InfraError, InvalidInput, SandboxLost, SandboxStartFailed
 from rollbook.sandboxes.docker_capacity import Capacity
-from rollbook.sandboxes.docker_engine import ENGINE_ERRORS, Engine, NameTaken
+from rollbook.sandboxes.docker_engine import ENGINE_ERRORS, Engine, NameTaken, NetworkGone
 from rollbook.sandboxes.docker_spec import (
     container_arguments,
     created_at,
@@ -120,10 +120,10 @@ class DockerProvider:
                 return adopted, True
             try:
                 return await self._make(spec, on_tick), False
-            except NameTaken as error:
-                taken = error
+            except (NameTaken, NetworkGone) as error:
+                trouble = error
                 await asyncio.sleep(POLL_S)
-        raise SandboxStartFailed(f"the container name stays taken by something that is not ours: {taken}")
+        raise SandboxStartFailed(f"tried {ADOPTION_TRIES} times; is the name taken by somebody else? {trouble}")
 
     async def _adopt(self, key: str) -> str | None:
         """The oldest living container of the key, running; the others are removed. One that ran and stopped has lost
@@ -156,8 +156,9 @@ class DockerProvider:
         await self._capacity.admit(container_id)
         try:
             await self._engine.start(container_id)
-        except BaseException:
-            self._networks.clear()  # the network may have been removed behind our back
+        except NetworkGone:
+            self._networks.clear()
+            await self._engine.remove(container_id)
             raise
         return container_id
 

@@ -10,7 +10,7 @@ import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 from rollbook.errors import ConfigError, InfraError
-from rollbook.sandboxes.docker_spec import explain, network_arguments, network_name
+from rollbook.sandboxes.docker_spec import LABEL_EGRESS, explain, network_arguments
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT
 
 T = TypeVar("T")
@@ -26,6 +26,10 @@ class NameTaken(InfraError):
     """Another container has the name already: somebody was faster with the same key."""
 
 
+class NetworkGone(InfraError):
+    """The container's network was removed between its creation and its start."""
+
+
 class Engine:
     """Calls to one Docker engine. Errors of the SDK pass through, see `ENGINE_ERRORS`."""
 
@@ -35,6 +39,7 @@ class Engine:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="docker")
         self._client: docker.DockerClient | None = None
         self._cpus = 0
+        self._network_lock = asyncio.Lock()
 
     async def _run(self, call: Callable[[docker.DockerClient], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(self._connected()))
@@ -93,8 +98,13 @@ class Engine:
             raise
 
     async def start(self, container_id: str) -> None:
-        """Start a created container; one that runs already is left alone."""
-        await self._run(lambda client: client.api.start(container_id))
+        """Start a created container; one that runs already is left alone. Raises NetworkGone."""
+        try:
+            await self._run(lambda client: client.api.start(container_id))
+        except NotFound as error:
+            if "network" in explain(error):
+                raise NetworkGone(explain(error)) from error
+            raise
 
     async def unpause(self, container_id: str) -> None:
         """Let a paused container run on."""
@@ -118,28 +128,13 @@ class Engine:
             return b""
 
     async def network(self, deployment: str, egress: str) -> str:
-        """Id of the deployment's bridge, created when missing; two creators at once agree on the oldest."""
+        """Id of the deployment's bridge for this kind of egress, created when missing.
 
-        def call(client: docker.DockerClient) -> str:
-            name = network_name(deployment, egress)
-
-            def oldest() -> str | None:
-                found = [row for row in client.api.networks(names=[name]) if row["Name"] == name]
-                return min(((row["Created"], row["Id"]) for row in found), default=(None, None))[1]
-
-            existing = oldest()
-            if existing is not None:
-                return existing
-            arguments = network_arguments(deployment, egress, {LABEL_DEPLOYMENT: deployment})
-            try:
-                created = str(client.api.create_network(**arguments)["Id"])
-            except APIError as error:
-                if error.status_code != 409:
-                    raise
-                created = ""
-            return oldest() or created
-
-        return await self._run(call)
+        Its name is unique, because the engine lets two creators make two networks of one name and then starts no
+        container in either. Creators at once agree on the oldest and remove their own.
+        """
+        async with self._network_lock:
+            return await self._run(lambda client: _network(client, deployment, egress))
 
     async def remove_networks(self, deployment: str) -> None:
         """Remove the deployment's bridges; one that is still in use stays."""
@@ -153,3 +148,20 @@ class Engine:
                         raise
 
         await self._run(call)
+
+
+def _network(client: docker.DockerClient, deployment: str, egress: str) -> str:
+    labels = {LABEL_DEPLOYMENT: deployment, LABEL_EGRESS: egress}
+
+    def oldest() -> str | None:
+        rows = client.api.networks(filters={"label": [f"{name}={value}" for name, value in labels.items()]})
+        return min(((row["Created"], row["Id"]) for row in rows), default=(None, None))[1]
+
+    existing = oldest()
+    if existing is not None:
+        return existing
+    mine = str(client.api.create_network(**network_arguments(deployment, egress, labels))["Id"])
+    agreed = oldest() or mine
+    if agreed != mine:
+        client.api.remove_network(mine)
+    return agreed

@@ -1,0 +1,390 @@
+"""The Docker provider on a real engine with the real desktop."""
+
+import asyncio
+import io
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any
+
+import docker
+import httpx
+import pytest
+import requests
+
+from rollbook.desktop.client import GuestClient
+from rollbook.errors import CapacityBusy, ConfigError, InfraError, InvalidInput, SandboxLost, SandboxStartFailed
+from rollbook.sandboxes.docker import DockerProvider
+from rollbook.sandboxes.docker_spec import container_arguments, container_name
+from rollbook.sandboxes.provider import GUEST_PORT, LABEL_DEPLOYMENT, LABEL_KEY, SandboxSpec, SandboxStatus
+from tests.stackkit import containers_of
+
+MakeSpec = Callable[..., SandboxSpec]
+
+
+@pytest.fixture
+async def provider(docker_client: docker.DockerClient, deployment_id: str) -> AsyncIterator[DockerProvider]:
+    """A provider of this session's deployment; whatever a test leaves is removed."""
+    provider = DockerProvider(deployment_id, max_desktops=8, quiet_s=0.3)
+    yield provider
+    for container in containers_of(docker_client, deployment_id):
+        container.remove(force=True, v=True)
+    await provider.remove_networks()
+    await provider.close()
+
+
+@pytest.fixture
+def spec(deployment_id: str, desktop_image: str) -> MakeSpec:
+    """A spec with a key of its own."""
+
+    def make(**changes: Any) -> SandboxSpec:
+        given = {"deployment": deployment_id, "rollout": f"b/os/{uuid.uuid4().hex}/0", "attempt": 1}
+        given |= {"image": desktop_image, "ready_timeout_s": 120.0, "cleanup_timeout_s": 30.0, **changes}
+        return SandboxSpec.model_validate(given)
+
+    return make
+
+
+@pytest.fixture
+def image_that(docker_client: docker.DockerClient, desktop_image: str) -> Callable[[str], str]:
+    """The desktop image, but its container runs a shell command instead."""
+
+    def build(command: str) -> str:
+        recipe = f'FROM {desktop_image}\nENTRYPOINT ["/bin/sh", "-c", "{command}"]\n'
+        image, _ = docker_client.images.build(fileobj=io.BytesIO(recipe.encode()), rm=True)
+        return str(image.id)
+
+    return build
+
+
+def left(client: docker.DockerClient, spec: SandboxSpec) -> list[str]:
+    rows = client.api.containers(all=True, filters={"label": f"{LABEL_KEY}={spec.key}"})
+    return [row["Id"] for row in rows]
+
+
+async def test_create_adopt_stop(provider: DockerProvider, spec: MakeSpec, docker_client: docker.DockerClient) -> None:
+    wanted, notes = spec(batch="b"), list[str]()
+    handle = await provider.create(wanted, notes.append)
+    assert notes, "long waits must tick"
+    assert (handle.key, handle.adopted, handle.isolation) == (wanted.key, False, "partial")
+    assert handle.image_digest.startswith("sha256:")
+    assert await provider.status(handle.sandbox_id) is SandboxStatus.RUNNING
+    async with GuestClient(await provider.endpoint(handle.sandbox_id, GUEST_PORT)) as guest:
+        await guest.screenshot()
+
+    again = await provider.create(wanted)
+    assert (again.sandbox_id, again.adopted) == (handle.sandbox_id, True)
+    assert left(docker_client, wanted) == [handle.sandbox_id]
+
+    (listed,) = await provider.list({LABEL_DEPLOYMENT: wanted.deployment, LABEL_KEY: wanted.key})
+    assert (listed.sandbox_id, listed.key, listed.status) == (handle.sandbox_id, wanted.key, SandboxStatus.RUNNING)
+    assert listed.labels["rollbook.batch"] == "b"
+
+    await provider.stop(handle.sandbox_id)
+    await provider.stop(handle.sandbox_id)
+    assert await provider.stop_key(wanted.key) == 0
+    assert await provider.status(handle.sandbox_id) is SandboxStatus.GONE
+    assert left(docker_client, wanted) == []
+
+
+async def test_the_container_is_limited_and_published_on_loopback_only(
+    provider: DockerProvider, spec: MakeSpec, docker_client: docker.DockerClient
+) -> None:
+    wanted = spec()
+    handle = await provider.create(wanted)
+    details = docker_client.api.inspect_container(handle.sandbox_id)
+    host = details["HostConfig"]
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert host["Memory"] == host["MemorySwap"] == wanted.limits.memory_mib * 1024**2
+    assert host["PidsLimit"] == wanted.limits.pids
+    assert host["ShmSize"] == wanted.limits.shm_mib * 1024**2
+    assert host["NanoCpus"] > 0
+    assert not host["Privileged"]
+    ports = details["NetworkSettings"]["Ports"]
+    published = {int(name.removesuffix("/tcp")): rows for name, rows in ports.items() if rows}
+    assert set(published) == set(wanted.ports)
+    assert {row["HostIp"] for rows in published.values() for row in rows} == {"127.0.0.1"}
+
+    async with GuestClient(await provider.endpoint(handle.sandbox_id, GUEST_PORT)) as guest:
+        assert (await guest.execute(["getent", "hosts", "debian.org"])).returncode != 0, "no outside names"
+        outside = await guest.execute(["bash", "-c", "timeout 2 bash -c '</dev/tcp/1.1.1.1/53'"])
+        assert outside.returncode != 0, "no outside addresses"
+
+
+async def test_creators_of_one_key_agree_on_one_desktop(
+    provider: DockerProvider, spec: MakeSpec, docker_client: docker.DockerClient, deployment_id: str
+) -> None:
+    wanted, other = spec(), DockerProvider(deployment_id, max_desktops=8)
+    handles = await asyncio.gather(*(one.create(wanted) for one in (provider, other, provider, other)))
+    await other.close()
+    assert len({handle.sandbox_id for handle in handles}) == 1
+    assert left(docker_client, wanted) == [handles[0].sandbox_id]
+
+
+async def test_of_two_desktops_with_one_key_the_oldest_running_stays(
+    provider: DockerProvider, spec: MakeSpec, docker_client: docker.DockerClient
+) -> None:
+    wanted = spec()
+    first = await provider.create(wanted)
+    twin = docker_client.containers.run(
+        wanted.image, detach=True, labels=container_arguments(wanted, first.created_at)["labels"]
+    )
+    again = await provider.create(wanted)
+    assert again.sandbox_id == first.sandbox_id
+    assert left(docker_client, wanted) == [first.sandbox_id]
+    assert await provider.status(str(twin.id)) is SandboxStatus.GONE
+
+
+async def test_a_stopped_desktop_is_replaced(
+    provider: DockerProvider, spec: MakeSpec, docker_client: docker.DockerClient
+) -> None:
+    wanted = spec()
+    first = await provider.create(wanted)
+    docker_client.containers.get(first.sandbox_id).kill()
+    assert await provider.status(first.sandbox_id) is SandboxStatus.STOPPED
+    with pytest.raises(SandboxLost):
+        await provider.endpoint(first.sandbox_id, GUEST_PORT)
+    second = await provider.create(wanted)
+    assert (second.adopted, second.sandbox_id == first.sandbox_id) == (False, False)
+    assert left(docker_client, wanted) == [second.sandbox_id]
+    with pytest.raises(SandboxLost, match="gone"):
+        await provider.endpoint(first.sandbox_id, GUEST_PORT)
+
+
+async def test_a_desktop_whose_creator_died_before_the_start_is_started(
+    provider: DockerProvider, spec: MakeSpec, docker_client: docker.DockerClient, deployment_id: str
+) -> None:
+    wanted = spec()
+    dying = DockerProvider(deployment_id, max_desktops=8)
+    dying._engine.start = _never  # type: ignore[method-assign]
+    creation = asyncio.create_task(dying._make(wanted, lambda note: None))
+    while not left(docker_client, wanted):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    creation.cancel()
+    await asyncio.gather(creation, return_exceptions=True)
+    handle = await provider.create(wanted)
+    await dying.close()
+    assert handle.adopted
+    assert left(docker_client, wanted) == [handle.sandbox_id]
+
+
+async def _never(container_id: str) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_desktop_that_stops_early_fails_at_once_with_its_last_words(
+    provider: DockerProvider, spec: MakeSpec, image_that: Callable[[str], str], docker_client: docker.DockerClient
+) -> None:
+    wanted = spec(image=image_that("echo no display here >&2; exit 3"), ready_timeout_s=600.0)
+    with pytest.raises(SandboxStartFailed, match=r"exited with code 3.*no display here"):
+        await provider.create(wanted)
+    assert left(docker_client, wanted) == []
+
+
+async def test_a_desktop_that_never_shows_anything(
+    provider: DockerProvider, spec: MakeSpec, image_that: Callable[[str], str], docker_client: docker.DockerClient
+) -> None:
+    wanted = spec(image=image_that("sleep 1000"), ready_timeout_s=1.0)
+    with pytest.raises(SandboxStartFailed, match=r"no usable screenshot within 1 s; last try"):
+        await provider.create(wanted)
+    assert left(docker_client, wanted) == []
+
+
+async def test_a_screen_of_another_size_is_not_ready(provider: DockerProvider, spec: MakeSpec) -> None:
+    with pytest.raises(SandboxStartFailed, match=r"1920×1080 pixels, wanted 800×600"):
+        await provider.create(spec(screen=(800, 600), ready_timeout_s=5.0))
+
+
+async def test_a_missing_image_names_the_fix(provider: DockerProvider, spec: MakeSpec) -> None:
+    with pytest.raises(ConfigError, match=r"rollbook/none:1.*ROLLBOOK_DESKTOP_IMAGE"):
+        await provider.create(spec(image="rollbook/none:1"))
+
+
+async def test_a_failing_cleanup_does_not_replace_the_error(
+    provider: DockerProvider,
+    spec: MakeSpec,
+    image_that: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refuse(container_id: str) -> None:
+        raise docker.errors.APIError("the engine says no")
+
+    monkeypatch.setattr(provider._engine, "remove", refuse)
+    with caplog.at_level(logging.WARNING), pytest.raises(SandboxStartFailed, match="code 3"):
+        await provider.create(spec(image=image_that("exit 3")))
+    texts = [record.getMessage() for record in caplog.records if record.name == "rollbook.sandboxes.docker"]
+    assert "SandboxStartFailed" in texts[0], "the error is logged before the cleanup begins"
+    assert "the engine says no" in texts[-1]
+
+
+async def test_a_hanging_cleanup_is_not_waited_for(
+    provider: DockerProvider, spec: MakeSpec, image_that: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = asyncio.Event()
+
+    async def hang(container_id: str) -> None:
+        await stuck.wait()
+
+    monkeypatch.setattr(provider._engine, "remove", hang)
+    with pytest.raises(SandboxStartFailed, match="code 3"):
+        await provider.create(spec(image=image_that("exit 3"), cleanup_timeout_s=0.2))
+    monkeypatch.undo()
+    stuck.set()
+
+
+@pytest.mark.parametrize("after", ["creating the desktop", "waiting for the first screenshot"])
+async def test_a_cancelled_start_leaves_nothing(
+    provider: DockerProvider,
+    spec: MakeSpec,
+    image_that: Callable[[str], str],
+    docker_client: docker.DockerClient,
+    after: str,
+) -> None:
+    wanted, reached = spec(image=image_that("sleep 1000")), asyncio.Event()
+    start = asyncio.create_task(provider.create(wanted, lambda note: reached.set() if after in note else None))
+    await reached.wait()
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert left(docker_client, wanted) == []
+
+
+async def test_an_ambiguous_creation_leaves_nothing(
+    provider: DockerProvider, spec: MakeSpec, docker_client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine created the container, but its answer was lost."""
+    create, made = provider._engine.create, list[str]()
+
+    async def lose_the_answer(*arguments: Any) -> str:
+        made.append(await create(*arguments))
+        raise requests.exceptions.ReadTimeout("read timed out")
+
+    monkeypatch.setattr(provider._engine, "create", lose_the_answer)
+    wanted = spec()
+    with pytest.raises(SandboxStartFailed, match="ReadTimeout"):
+        await provider.create(wanted)
+    assert len(made) == 1
+    assert left(docker_client, wanted) == []
+
+
+async def test_an_engine_that_is_away(spec: MakeSpec, deployment_id: str) -> None:
+    away = DockerProvider(deployment_id, max_desktops=8, base_url="tcp://127.0.0.1:9", quiet_s=0.1)
+    assert await away.status("0" * 64) is SandboxStatus.UNKNOWN
+    with pytest.raises(InfraError, match="no listing"):
+        await away.list({LABEL_DEPLOYMENT: deployment_id})
+    with pytest.raises(SandboxStartFailed, match="Docker engine"):
+        await away.create(spec())
+    with pytest.raises(InfraError):
+        await away.stop("0" * 64)
+    await away.close()
+
+
+async def test_only_declared_ports_are_reached(provider: DockerProvider, spec: MakeSpec) -> None:
+    handle = await provider.create(spec())
+    for port in (GUEST_PORT, 9222, 8080, handle.vnc_port):
+        assert (await provider.endpoint(handle.sandbox_id, port)).url.startswith("http://127.0.0.1:")
+    with pytest.raises(InvalidInput, match="22 was not declared"):
+        await provider.endpoint(handle.sandbox_id, 22)
+    view = await provider.endpoint(handle.sandbox_id, handle.vnc_port)
+    async with httpx.AsyncClient(trust_env=False) as client, asyncio.timeout(60):
+        while True:  # the live view may come up after the first screenshot
+            try:
+                assert (await client.get(view.url, follow_redirects=True)).status_code < 500
+                break
+            except httpx.HTTPError:
+                await asyncio.sleep(0.2)
+
+
+async def test_nothing_of_another_deployment_is_seen_or_touched(
+    provider: DockerProvider, spec: MakeSpec, docker_client: docker.DockerClient, deployment_id: str
+) -> None:
+    wanted = spec()
+    stranger = docker_client.containers.create(
+        wanted.image, labels={LABEL_DEPLOYMENT: f"{deployment_id}-other", LABEL_KEY: wanted.key}
+    )
+    try:
+        for labels in ({}, {LABEL_KEY: wanted.key}, {LABEL_DEPLOYMENT: ""}):
+            with pytest.raises(InvalidInput, match="deployment"):
+                await provider.list(labels)
+        assert await provider.list({LABEL_DEPLOYMENT: deployment_id}) == []
+        with pytest.raises(InvalidInput, match="left alone"):
+            await provider.stop(str(stranger.id))
+        assert await provider.stop_key(wanted.key) == 0
+        with pytest.raises(InvalidInput, match="deployment"):
+            await provider.create(spec(deployment="another"))
+        assert stranger.id in left(docker_client, wanted)
+    finally:
+        stranger.remove(force=True)
+
+
+async def test_a_name_that_is_not_ours_is_reported(
+    provider: DockerProvider, spec: MakeSpec, docker_client: docker.DockerClient
+) -> None:
+    wanted = spec()
+    squatter = docker_client.containers.create(wanted.image, name=container_name(wanted))
+    try:
+        with pytest.raises(SandboxStartFailed, match="taken by somebody else"):
+            await provider.create(wanted)
+    finally:
+        squatter.remove(force=True)
+
+
+async def test_a_full_host_is_busy_and_keeps_nothing(
+    spec: MakeSpec, deployment_id: str, provider: DockerProvider, docker_client: docker.DockerClient
+) -> None:
+    small = DockerProvider(deployment_id, max_desktops=1, quiet_s=0.3)
+    first, second = spec(), spec()
+    handle = await small.create(first)
+    with pytest.raises(CapacityBusy, match=r"1 of 1 desktops.*ROLLBOOK_MAX_DESKTOPS"):
+        await small.create(second)
+    assert left(docker_client, second) == []
+    assert (await small.create(first)).adopted, "a desktop that has its place is adopted on a full host"
+    await small.stop(handle.sandbox_id)
+    assert not (await small.create(second)).adopted
+    await small.close()
+
+
+async def test_workers_that_race_for_the_last_places_do_not_overshoot(
+    spec: MakeSpec,
+    deployment_id: str,
+    image_that: Callable[[str], str],
+    provider: DockerProvider,
+    docker_client: docker.DockerClient,
+) -> None:
+    """Six starts by three workers for two places: two containers run, and the four others know that it is full."""
+    workers = [DockerProvider(deployment_id, max_desktops=2, quiet_s=0.1) for _ in range(3)]
+    image = image_that("sleep 1000")
+    starts = [worker.create(spec(image=image, ready_timeout_s=8.0)) for worker in workers for _ in range(2)]
+    tasks = [asyncio.create_task(start) for start in starts]
+    most = 0
+    while not all(task.done() for task in tasks):
+        running = docker_client.api.containers(filters={"label": f"{LABEL_DEPLOYMENT}={deployment_id}"})
+        most = max(most, len(running))
+        await asyncio.sleep(0.05)
+    errors = [type(task.exception()) for task in tasks]
+    assert sorted(error.__name__ for error in errors) == ["CapacityBusy"] * 4 + ["SandboxStartFailed"] * 2
+    assert most == 2
+    for worker in workers:
+        await worker.close()
+
+
+async def test_a_ticket_of_a_dead_worker_holds_no_place_for_ever(
+    spec: MakeSpec,
+    deployment_id: str,
+    provider: DockerProvider,
+    docker_client: docker.DockerClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    abandoned = spec()
+    ticket = docker_client.containers.create(
+        abandoned.image, labels={LABEL_DEPLOYMENT: deployment_id, LABEL_KEY: abandoned.key}
+    )
+    small = DockerProvider(deployment_id, max_desktops=1, quiet_s=0.1)
+    with pytest.raises(CapacityBusy):
+        await small.create(spec())
+    monkeypatch.setattr("rollbook.sandboxes.docker_capacity.STALE_TICKET", timedelta(0))
+    handle = await small.create(spec())
+    assert await small.status(handle.sandbox_id) is SandboxStatus.RUNNING
+    await small.close()
