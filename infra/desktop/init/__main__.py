@@ -30,12 +30,21 @@ def main() -> int:
         supervisor.start(desktop.display_server(), desktop.message_bus(user), desktop.guest_server(user))
         if not supervisor.wait_for(lambda: accepts("/tmp/.X11-unix/X0") and accepts(bus), DRAWN_WITHIN_S):
             raise Fatal("display or session bus did not come up")
+        connected_s = time.monotonic() - started
         session = desktop.session(user)
         supervisor.on_session_lost = lambda: supervisor.restart({service.name for service in session})
-        supervisor.start(*session, elevation.service())
-        drawn = supervisor.wait_for(_desktop_is_drawn, DRAWN_WITHIN_S)
+        *managed, panel = session
+        supervisor.start(*managed)
+        supervisor.wait_for(_window_manager_runs, DRAWN_WITHIN_S)
+        supervisor.start(panel, elevation.service())
+        drawn = supervisor.wait_for(_desktop_is_drawn, DRAWN_WITHIN_S, interval_s=0.03)
         (RUN_DIR / "ready").touch()
-        print(f"init: {'ready' if drawn else 'not fully drawn'} after {time.monotonic() - started:.2f} s", flush=True)
+        drawn_s = time.monotonic() - started
+        print(
+            f"init: display and bus after {connected_s:.2f} s, "
+            f"{'drawn' if drawn else 'NOT fully drawn'} after {drawn_s:.2f} s",
+            flush=True,
+        )
         supervisor.start(*vnc.services())
         supervisor.run_forever()
     except Fatal as reason:
@@ -46,14 +55,22 @@ def main() -> int:
     return 0
 
 
+def _window_manager_runs() -> bool:
+    """A panel that starts earlier sleeps a whole second before it looks again."""
+    return "window id" in _output("xprop", "-root", "_NET_SUPPORTING_WM_CHECK")
+
+
 def _desktop_is_drawn() -> bool:
-    """Panel and desktop window are both mapped (their WM_CLASS is in the list of visible windows)."""
-    answer = subprocess.run(
-        ["xdotool", "search", "--onlyvisible", "--class", "^(tint2|Tint2|pcmanfm|Pcmanfm)$"],
-        capture_output=True,
-        env=ROOT_ENVIRONMENT,
-    )
-    return len(answer.stdout.split()) >= 2
+    """The background is painted (its root pixmap is announced), panel and desktop window are mapped."""
+    background = _output("xprop", "-root", "_XROOTPMAP_ID")
+    if "PIXMAP" not in background:
+        return False
+    windows = _output("xdotool", "search", "--onlyvisible", "--class", "^(tint2|pcmanfm)$")
+    return len(windows.split()) >= 2
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, env=ROOT_ENVIRONMENT, timeout=5).stdout
 
 
 if __name__ == "__main__":

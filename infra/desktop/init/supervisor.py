@@ -41,14 +41,14 @@ class Supervisor:
             if received is not None and received.si_signo != signal.SIGCHLD:
                 return
 
-    def wait_for(self, condition: Callable[[], bool], limit_s: float) -> bool:
+    def wait_for(self, condition: Callable[[], bool], limit_s: float, interval_s: float = 0.01) -> bool:
         """Poll until the condition holds or the limit is reached; dead processes are collected meanwhile."""
         deadline = time.monotonic() + limit_s
         while not condition():
             if time.monotonic() > deadline:
                 return False
             self._collect()
-            time.sleep(0.01)
+            time.sleep(interval_s)
         return True
 
     def stop_all(self, grace_s: float = 2.0) -> None:
