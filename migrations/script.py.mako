@@ -1,0 +1,16 @@
+"""${message}: say here why, in one or two sentences."""
+
+from migrations.support import run_sql
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    run_sql("${up_revision}.sql")
+
+
+def downgrade() -> None:
+    raise NotImplementedError

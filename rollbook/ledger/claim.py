@@ -1,0 +1,117 @@
+"""Claim: who may try a rollout now, and as which attempt."""
+
+import uuid
+from dataclasses import dataclass, replace
+
+from sqlalchemy import RowMapping, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from models.outcome import Infra
+from rollbook.errors import Fenced
+from rollbook.ledger import tables
+from rollbook.ledger.ending import failure, read_batch, record_end
+from rollbook.ledger.fence import lock_rollout
+from rollbook.ledger.identity import policy_name, trajectory_rollout_id
+from rollbook.ledger.records import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An attempt so far."""
+
+    attempt_index: int
+    run_id: str
+    claim: int
+    closed_by: str | None
+    """None while it is open."""
+
+
+async def claim(conn: AsyncConnection, rollout_key: str, run_id: str, workflow_id: str, n: int) -> Claim:
+    """Claim number `n` of a run. Repeating it returns the same attempt while that is open and the newest.
+
+    Raises Fenced for a run that another one has overtaken, or for a claim that the run has left behind.
+    """
+    row = await lock_rollout(conn, rollout_key)
+    attempts = await _attempts(conn, rollout_key)
+    batch = await read_batch(conn, row["batch_id"])
+    newest = attempts[-1] if attempts else None
+    if newest and newest.run_id == run_id and newest.claim == n and newest.closed_by is None:
+        return await _answer(conn, row, batch, newest.attempt_index)
+    _refuse_overtaken(rollout_key, attempts, run_id, n)
+    if row["state"] == "final":
+        return Claim(status="final", rollout_key=rollout_key)
+    if batch["stopping"] or batch["cancelling"]:
+        if newest is None or newest.closed_by is not None:
+            await _update(conn, rollout_key, state="waiting")
+        return Claim(status="stopping", rollout_key=rollout_key)
+    if newest and newest.closed_by is None:
+        detail = f"run {run_id} claimed the rollout while this attempt was open"
+        end = failure(Infra.SUPERSEDED, "claim", detail)
+        await record_end(conn, row, batch, newest.attempt_index, replace(end, next_state="running"))
+    index = newest.attempt_index + 1 if newest else 1
+    await conn.execute(
+        tables.attempt.insert().values(
+            rollout_key=rollout_key,
+            attempt_index=index,
+            workflow_id=workflow_id,
+            run_id=run_id,
+            claim=n,
+            execution_id=uuid.uuid4(),
+            trajectory_rollout_id=trajectory_rollout_id(row, batch["contract"], index),
+            row_digest="",
+        )
+    )
+    await _update(conn, rollout_key, state="running", current_attempt=index)
+    return await _answer(conn, row, batch, index)
+
+
+async def _attempts(conn: AsyncConnection, rollout_key: str) -> list[_Made]:
+    made, end = tables.attempt, tables.outcome
+    query = (
+        select(*made.c["attempt_index", "run_id", "claim"], end.c.closed_by)
+        .join_from(
+            made,
+            end,
+            (made.c.rollout_key == end.c.rollout_key) & (made.c.attempt_index == end.c.attempt_index),
+            isouter=True,
+        )
+        .where(made.c.rollout_key == rollout_key)
+        .order_by(made.c.attempt_index)
+    )
+    return [_Made(**found) for found in (await conn.execute(query)).mappings()]
+
+
+def _refuse_overtaken(rollout_key: str, attempts: list[_Made], run_id: str, n: int) -> None:
+    own = [attempt for attempt in attempts if attempt.run_id == run_id]
+    if not own:
+        return
+    if own[-1].claim >= n:
+        raise Fenced(f"{rollout_key}: run {run_id} made claim {own[-1].claim} already, claim {n} comes too late")
+    if own[-1] is not attempts[-1]:
+        raise Fenced(f"{rollout_key}: run {attempts[-1].run_id} has taken over from run {run_id}")
+    if own[-1].closed_by not in (None, "episode"):
+        raise Fenced(f"{rollout_key}: the attempt of run {run_id} was closed from outside ({own[-1].closed_by})")
+
+
+async def _update(conn: AsyncConnection, rollout_key: str, **values: object) -> None:
+    row = tables.rollout
+    await conn.execute(row.update().where(row.c.rollout_key == rollout_key).values(**values))
+
+
+async def _answer(conn: AsyncConnection, row: RowMapping, batch: RowMapping, index: int) -> Claim:
+    made, task = tables.attempt, tables.task
+    query = select(*made.c["execution_id", "trajectory_rollout_id"]).where(
+        made.c.rollout_key == row["rollout_key"], made.c.attempt_index == index
+    )
+    ids = (await conn.execute(query)).mappings().one()
+    document = await conn.scalar(select(task.c.document).where(task.c.task_digest == row["task_digest"]))
+    return Claim(
+        status="claimed",
+        attempt_index=index,
+        document=document or {},
+        policy=policy_name(batch["contract"]),
+        **{name: row[name] for name in ("rollout_key", "batch_id", "domain", "task_id", "sample", "task_digest")},
+        **{name: batch[name] for name in ("contract", "contract_digest", "max_attempts")},
+        group_id=row["group_id"],
+        **ids,
+    )

@@ -1,0 +1,80 @@
+"""Control and counts of a batch."""
+
+from typing import Any
+
+from sqlalchemy import func, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from models.batch import Control, Counts
+from rollbook.errors import InvalidInput
+from rollbook.ledger import tables
+from rollbook.ledger.records import BatchControl
+
+_COUNTS = text("""
+    SELECT count(*) AS planned,
+           count(*) FILTER (WHERE state = 'waiting') AS waiting,
+           count(*) FILTER (WHERE state IN ('queued', 'running')) AS running,
+           count(*) FILTER (WHERE state = 'final' AND admitted) AS admitted,
+           count(*) FILTER (WHERE state = 'final' AND NOT coalesce(admitted, false)) AS masked
+    FROM rollout LEFT JOIN current_admission AS decision
+        ON decision.rollout_key = rollout.rollout_key AND decision.attempt_index = rollout.selected_attempt
+        AND decision.scope = 'runtime'
+    WHERE batch_id = :batch_id
+""")
+
+
+async def set_control(conn: AsyncConnection, change: Control) -> None:
+    """Write a control change; the pump and `claim` read it. Repeating it changes nothing."""
+    await _update(conn, change.batch_id, _columns(change) | {"control_reason": change.reason})
+
+
+def _columns(change: Control) -> dict[str, Any]:
+    if change.verb == "pause":
+        return {"paused": True, "frozen": change.freeze}
+    if change.verb == "resume":
+        return {"paused": False, "frozen": False}
+    if change.verb == "stop":
+        return {"stopping": True}
+    if change.concurrency is None or change.concurrency < 1:
+        raise InvalidInput("concurrency: give a number of at least 1")
+    return {"concurrency": change.concurrency}
+
+
+async def mark_cancelling(conn: AsyncConnection, batch_id: str, reason: str) -> None:
+    """From now on nothing of the batch can be claimed; its open rows are about to be closed."""
+    await _update(conn, batch_id, {"cancelling": True, "control_reason": reason})
+
+
+async def _update(conn: AsyncConnection, batch_id: str, values: dict[str, Any]) -> None:
+    done = await conn.execute(tables.batch.update().where(tables.batch.c.batch_id == batch_id).values(values))
+    if done.rowcount == 0:
+        raise InvalidInput(f"batch_id: no batch {batch_id!r}")
+
+
+async def batch_control(conn: AsyncConnection, batch_id: str) -> BatchControl:
+    """The control columns of a batch."""
+    row = (await conn.execute(select(tables.batch).where(tables.batch.c.batch_id == batch_id))).mappings().first()
+    if row is None:
+        raise InvalidInput(f"batch_id: no batch {batch_id!r}")
+    return BatchControl(
+        batch_id=batch_id,
+        reason=row["control_reason"],
+        **{name: row[name] for name in BatchControl.__slots__ if name in row},
+    )
+
+
+async def counts(conn: AsyncConnection, batch_id: str) -> Counts:
+    """The roll call in numbers: planned = admitted + masked + running (queued included) + waiting."""
+    return Counts(**(await conn.execute(_COUNTS, {"batch_id": batch_id})).mappings().one())
+
+
+async def batch_is_whole(conn: AsyncConnection, batch_id: str) -> bool:
+    """Whether every planned row is final; notes the time when it is."""
+    row = tables.rollout
+    if await conn.scalar(select(row.c.rollout_key).where(row.c.batch_id == batch_id, row.c.state != "final").limit(1)):
+        return False
+    batch = tables.batch
+    await conn.execute(
+        batch.update().where(batch.c.batch_id == batch_id, batch.c.closed_at.is_(None)).values(closed_at=func.now())
+    )
+    return True

@@ -1,0 +1,81 @@
+"""The fence: every write of an episode names its attempt and comes from the run that claimed it.
+
+Lock the rollout row first, then decide in separate statements: under READ COMMITTED each of them sees what was
+committed before the lock was granted, a sub-select of the locking statement does not.
+"""
+
+from sqlalchemy import RowMapping, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from models.episode import AttemptRef
+from rollbook.errors import Fenced, InvalidInput
+from rollbook.ledger import tables
+from rollbook.ledger.records import AttemptContext
+
+
+async def lock_rollout(conn: AsyncConnection, rollout_key: str) -> RowMapping:
+    """The row of a rollout, locked until the transaction ends."""
+    row = tables.rollout
+    query = select(row).where(row.c.rollout_key == rollout_key).with_for_update(key_share=True)
+    found = (await conn.execute(query)).mappings().first()
+    if found is None:
+        raise InvalidInput(f"rollout_key: no rollout {rollout_key!r}")
+    return found
+
+
+async def fence(conn: AsyncConnection, attempt: AttemptRef, run_id: str) -> RowMapping:
+    """Lock the rollout and prove that `run_id` owns its open, newest attempt; raises Fenced otherwise."""
+    row = await lock_rollout(conn, attempt.rollout_key)
+    made, end = tables.attempt, tables.outcome
+    query = (
+        select(made.c.run_id, end.c.termination_reason)
+        .join_from(
+            made,
+            end,
+            (made.c.rollout_key == end.c.rollout_key) & (made.c.attempt_index == end.c.attempt_index),
+            isouter=True,
+        )
+        .where(made.c.rollout_key == attempt.rollout_key, made.c.attempt_index == attempt.attempt_index)
+    )
+    check_owner(attempt, run_id, (await conn.execute(query)).mappings().first())
+    return row
+
+
+def check_owner(attempt: AttemptRef, run_id: str, found: RowMapping | None) -> None:
+    """Raises Fenced unless the attempt exists, belongs to the run and is open."""
+    name = f"attempt {attempt.attempt_index} of {attempt.rollout_key}"
+    if found is None:
+        raise Fenced(f"{name} does not exist")
+    if found["run_id"] != run_id:
+        raise Fenced(f"{name} belongs to run {found['run_id']}, not to {run_id}")
+    if found["termination_reason"] is not None:
+        raise Fenced(f"{name} has ended ({found['termination_reason']})")
+
+
+async def attempt_context(conn: AsyncConnection, attempt: AttemptRef, run_id: str) -> AttemptContext:
+    """What an activity needs to know of its attempt; raises Fenced if the attempt is no longer the run's own."""
+    made, end, row, batch, task = tables.attempt, tables.outcome, tables.rollout, tables.batch, tables.task
+    query = (
+        select(
+            *row.c["batch_id", "domain", "task_id", "sample", "task_digest"],
+            *made.c["run_id", "execution_id", "trajectory_rollout_id"],
+            end.c.termination_reason,
+            *batch.c["deployment_id", "contract", "contract_digest", "frozen"],
+            task.c.document.label("task"),
+        )
+        .select_from(made)
+        .join(row, row.c.rollout_key == made.c.rollout_key)
+        .join(batch, batch.c.batch_id == row.c.batch_id)
+        .join(task, task.c.task_digest == row.c.task_digest)
+        .join(
+            end,
+            (made.c.rollout_key == end.c.rollout_key) & (made.c.attempt_index == end.c.attempt_index),
+            isouter=True,
+        )
+        .where(made.c.rollout_key == attempt.rollout_key, made.c.attempt_index == attempt.attempt_index)
+    )
+    found = (await conn.execute(query)).mappings().first()
+    check_owner(attempt, run_id, found)
+    assert found is not None
+    values = {name: value for name, value in found.items() if name not in ("run_id", "termination_reason")}
+    return AttemptContext(rollout_key=attempt.rollout_key, attempt_index=attempt.attempt_index, **values)

@@ -1,0 +1,95 @@
+"""Finalize: the episode's own end of its attempt. The score is the evaluation row's, never the request's."""
+
+from typing import Any
+
+from sqlalchemy import RowMapping, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from models.episode import Finalized, FinalizeRequest
+from rollbook.errors import Fenced, LedgerConflict
+from rollbook.ledger import tables
+from rollbook.ledger.ending import End, decide, read_batch, record_end
+from rollbook.ledger.fence import lock_rollout
+
+_COMPARED = (
+    "evaluation_completed",
+    "infrastructure_failure_reason",
+    "terminal_action",
+    "environment_done",
+    "horizon_reached",
+    "policy_stop_reason",
+    "guest_failed",
+    "steps",
+    "detail",
+    "score",
+)
+
+
+async def finalize(conn: AsyncConnection, request: FinalizeRequest, run_id: str) -> Finalized:
+    """End an attempt. Repeating the same request returns the same answer.
+
+    Raises Fenced if the attempt is another run's or was ended from outside, LedgerConflict if it ended otherwise.
+    """
+    row = await lock_rollout(conn, request.attempt.rollout_key)
+    key = (request.attempt.rollout_key, request.attempt.attempt_index)
+    attempt = await _row(conn, tables.attempt, key)
+    name = f"attempt {key[1]} of {key[0]}"
+    if attempt is None or attempt["run_id"] != run_id:
+        raise Fenced(f"{name} is not run {run_id}'s")
+    end = _interpret(request, await _row(conn, tables.evaluation, key))
+    if known := await _row(conn, tables.outcome, key):
+        _require_same(name, known, end)
+        return await _answer(conn, key)
+    batch = await read_batch(conn, row["batch_id"])
+    end = await decide(conn, row, batch, key[1], end)
+    await record_end(conn, row, batch, key[1], end)
+    values: dict[str, Any] = {"state": end.next_state} | ({"selected_attempt": key[1]} if end.selected else {})
+    await conn.execute(tables.rollout.update().where(tables.rollout.c.rollout_key == key[0]).values(values))
+    return await _answer(conn, key)
+
+
+def _interpret(request: FinalizeRequest, evaluation: RowMapping | None) -> End:
+    """The closed reading: evaluated only if the request says so and the committed evaluation has a score."""
+    completed = request.facts.evaluation_completed and evaluation is not None and evaluation["completed"]
+    guest_failed = request.guest_failed or (evaluation is not None and evaluation["guest_failed"])
+    facts = request.facts.model_copy(update={"evaluation_completed": completed})
+    return End(
+        facts=facts,
+        closed_by="episode",
+        score=evaluation["score"] if completed and evaluation is not None else None,
+        steps=request.steps,
+        guest_failed=guest_failed,
+        detail=request.detail.replace("\x00", "")[:2000],
+    )
+
+
+def _require_same(name: str, known: RowMapping, end: End) -> None:
+    if known["closed_by"] != "episode":
+        raise Fenced(f"{name} was ended from outside ({known['termination_reason']})")
+    said = end.facts.model_dump() | {
+        "guest_failed": end.guest_failed,
+        "steps": end.steps,
+        "detail": end.detail,
+        "score": end.score,
+    }
+    different = [f"{field}: {known[field]!r} -> {said[field]!r}" for field in _COMPARED if known[field] != said[field]]
+    if different:
+        raise LedgerConflict(f"{name} ended already, with other facts ({'; '.join(different)})")
+
+
+async def _row(conn: AsyncConnection, table: Any, key: tuple[str, int]) -> RowMapping | None:
+    query = select(table).where(table.c.rollout_key == key[0], table.c.attempt_index == key[1])
+    return (await conn.execute(query)).mappings().first()
+
+
+async def _answer(conn: AsyncConnection, key: tuple[str, int]) -> Finalized:
+    known = await _row(conn, tables.outcome, key)
+    assert known is not None
+    return Finalized(
+        termination_reason=known["termination_reason"],
+        admitted=known["runtime_eligible"],
+        score=known["score"],
+        reward=known["reward"],
+        another_attempt=known["next_state"] == "running",
+        selected=known["selected"],
+    )

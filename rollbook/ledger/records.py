@@ -1,0 +1,262 @@
+"""What goes into and comes out of the ledger's calls, where `models` has no type for it."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import Field, StrictBool, model_validator
+
+from models.base import Sha256, Wire
+from models.episode import Observation
+from models.evidence import ArtifactRef
+from models.outcome import Infra, NonBlank, TerminalAction
+
+UnitFloat = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+"""A finite number within 0..1; bool, NaN and infinities are refused."""
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Clean = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+"""Text that Postgres can hold: without NUL."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSet:
+    """A task set under its name."""
+
+    name: str
+    set_digest: str
+    tasks: int
+    """Tasks in the set."""
+    added: int
+    """Task documents that the ledger did not hold before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What the registration of a batch found or made (see models.batch.RegisteredBatch)."""
+
+    batch_id: str
+    planned: int
+    added: int
+    final: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchControl:
+    """The control columns of a batch."""
+
+    batch_id: str
+    paused: bool
+    frozen: bool
+    stopping: bool
+    cancelling: bool
+    concurrency: int
+    max_attempts: int
+    launch_id: str
+    closed_at: datetime | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartRow:
+    """A rollout to start an Episode for; `rollout_key` is its workflow id."""
+
+    rollout_key: str
+    batch_id: str
+    domain: str
+    task_id: str
+    sample: int
+    policy: str
+    """For people and search attributes: scripted, noop or the model's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Answer to a claim; everything an episode needs is there when it is `claimed`."""
+
+    status: Literal["claimed", "final", "stopping"]
+    rollout_key: str
+    attempt_index: int = 0
+    batch_id: str = ""
+    domain: str = ""
+    task_id: str = ""
+    sample: int = 0
+    task_digest: str = ""
+    document: dict[str, Any] = field(default_factory=dict)
+    contract: dict[str, Any] = field(default_factory=dict)
+    contract_digest: str = ""
+    policy: str = ""
+    group_id: str = ""
+    execution_id: UUID | None = None
+    trajectory_rollout_id: str = ""
+    max_attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptContext:
+    """What an activity needs to know of the attempt it works for."""
+
+    rollout_key: str
+    attempt_index: int
+    batch_id: str
+    deployment_id: str
+    domain: str
+    task_id: str
+    sample: int
+    task_digest: str
+    contract: dict[str, Any]
+    contract_digest: str
+    task: dict[str, Any]
+    """The task's document, in OSWorld's format."""
+    execution_id: UUID
+    trajectory_rollout_id: str
+    frozen: bool
+    """The batch is paused with freeze: the episode stands still."""
+
+
+class ModelCall(Wire):
+    """One call of the policy for one step; parser retries are calls of their own (upstream contract §3.1)."""
+
+    step: int = Field(ge=1)
+    parse_attempt: int = Field(default=1, ge=1)
+    policy_kind: NonBlank
+    actions: list[Clean] = []
+    """The parsed actions, terminal ones excluded, in their order."""
+    terminal_action: TerminalAction | None = None
+    policy_stop_reason: NonBlank | None = None
+    completed: StrictBool = True
+    """The call returned a reply."""
+    accepted: StrictBool = True
+    """The reply parsed and is acted upon."""
+    parse_error: Clean | None = None
+    failure_kind: Clean | None = None
+    finish_reason: Clean | None = None
+    summary: Annotated[Clean, Field(max_length=500)] = ""
+    prompt: ArtifactRef | None = None
+    response: ArtifactRef | None = None
+    model_name: Clean | None = None
+    model_version: Clean | None = None
+    prompt_tokens: int | None = Field(default=None, ge=0)
+    completion_tokens: int | None = Field(default=None, ge=0)
+    latency_s: Seconds | None = None
+    telemetry: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCall:
+    """A model call as the ledger holds it."""
+
+    step: int
+    parse_attempt: int
+    actions: list[str]
+    terminal_action: TerminalAction | None
+    policy_stop_reason: str | None
+    completed: bool
+    accepted: bool
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTurn:
+    """A turn as the ledger holds it."""
+
+    step: int
+    observation: Observation
+    actions: list[dict[str, Any]]
+    """What came of each action; `status` is ok, raised, timeout, in_doubt or refused."""
+
+
+class Evaluation(Wire):
+    """The evaluator's answer. Without a score there is a reason; a score is never made up."""
+
+    completed: StrictBool
+    score: UnitFloat | None = None
+    score_type: Clean | None = None
+    reason: Infra | None = None
+    guest_failed: StrictBool = False
+    detail: Annotated[Clean, Field(max_length=20_000)] = ""
+    evaluator_revision: Clean | None = None
+    numpy_version: Clean | None = None
+    task_digest: Sha256
+    isolation: Clean = ""
+    exchanges: dict[str, Any] | None = None
+    log: ArtifactRef | None = None
+    duration_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Evaluation":
+        if self.completed != (self.score is not None):
+            raise ValueError("score: set exactly when the evaluation completed")
+        if self.completed != (self.reason is None):
+            raise ValueError("reason: set exactly when the evaluation did not complete")
+        if self.completed and self.guest_failed:
+            raise ValueError("guest_failed: an evaluation that could not look is not completed")
+        return self
+
+
+StoredEvaluation = Evaluation
+"""An evaluation as the ledger holds it: the one that was committed first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The lease of a desktop."""
+
+    sandbox_key: str
+    deployment_id: str
+    provider: str
+    sandbox_id: str | None
+    rollout_key: str
+    attempt_index: int
+    state: Literal["intended", "running", "stopped"]
+    nonce: str | None
+    isolation: str | None
+    view_url: str
+    created_at: datetime
+    lease_until: datetime
+    stopped_at: datetime | None
+    attempt_open: bool
+    """The attempt it was made for has no outcome yet."""
+    lease_expired: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A row that claims to be under way and has been quiet for a while."""
+
+    rollout_key: str
+    batch_id: str
+    state: Literal["queued", "running"]
+    attempt_index: int | None
+    """The open attempt; None for a row that was queued or stands between attempts."""
+    run_id: str
+    """Run of the open attempt; empty without one."""
+    since: datetime
+    seen: int
+    """Times in a row that its workflow was not found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something an audit found."""
+
+    kind: str
+    subject: str
+    """The rollout, artifact, task, … it is about."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """The proof of a roll call, or what is wrong with it."""
+
+    batch_id: str
+    ok: bool
+    planned: int
+    final: int
+    findings: list[Finding]
+    """Errors: any of these and the batch is not proven."""
+    notices: list[Finding]
+    """Facts worth knowing, for instance superseded results."""
+    artifacts_checked: int

@@ -1,0 +1,161 @@
+"""Registration of a batch: every rollout becomes a row before anything runs. Repeating it changes nothing."""
+
+from typing import Any
+
+from sqlalchemy import func, select, text
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from models.batch import RegisterBatch, Resolved, contract_digest, contract_of, difference
+from models.identity import BATCH_ID, derived_group_id
+from rollbook.errors import InvalidInput, SpecConflict
+from rollbook.ledger import tables
+from rollbook.ledger.catalog import find_task_set
+from rollbook.ledger.records import Registered
+from rollbook.ledger.selection import Member, Planned, compare, select_tasks
+
+PLAN_DIGEST = """
+    SELECT encode(sha256(convert_to(string_agg(concat_ws(' ', rollout_key, task_digest, identity_source,
+        sampling_event_id, source_group_id, group_id, rollout_index, plan_order),
+        E'\\n' ORDER BY rollout_key COLLATE "C"), 'UTF8')), 'hex')
+    FROM rollout WHERE batch_id = :batch_id
+"""
+"""Digest over everything that is planned and never changes; a lost or exchanged row changes it."""
+
+_PLAN = text("""
+    INSERT INTO rollout (rollout_key, batch_id, domain, task_id, sample, task_digest, group_id, rollout_index,
+                         plan_order)
+    SELECT concat_ws('/', CAST(:batch_id AS text), domain, task_id, sample), :batch_id, domain, task_id, sample, task_digest,
+           group_id, sample, CAST(:first AS integer) + row_number() OVER (ORDER BY sample, place) - 1
+    FROM unnest(CAST(:domains AS text[]), CAST(:ids AS text[]), CAST(:digests AS text[]), CAST(:groups AS text[]))
+         WITH ORDINALITY AS task (domain, task_id, task_digest, group_id, place)
+    CROSS JOIN generate_series(0, CAST(:samples AS integer) - 1) AS sample
+    WHERE NOT EXISTS (
+        SELECT FROM rollout AS old
+        WHERE old.batch_id = :batch_id AND old.task_id = task.task_id AND old.sample = sample.sample)
+    ON CONFLICT DO NOTHING
+""")
+
+
+async def register_batch(
+    conn: AsyncConnection, request: RegisterBatch, *, deployment_id: str, resolved: Resolved
+) -> Registered:
+    """Plan the rollouts of a batch, or find that they are planned.
+
+    Raises InvalidInput that names the field of the spec, SpecConflict with the difference when the batch exists with
+    another contract or selection.
+    """
+    if not BATCH_ID.match(request.batch_id):
+        raise InvalidInput(f"batch_id: {request.batch_id!r}: letters, digits, '_', '.' and '-' only")
+    task_set = await find_task_set(conn, request.spec.task_set)
+    chosen = select_tasks(await _members(conn, task_set.set_digest), request.spec.tasks)
+    contract = contract_of(request.spec, resolved)
+    await _open(conn, request, deployment_id, contract)
+    await _lock(conn, request, deployment_id, contract)
+    compare(await _planned(conn, request.batch_id), chosen, request.spec.samples, extend=request.spec.extend)
+    added = await _plan(conn, request, chosen)
+    await _launch(conn, request, task_set.set_digest, added)
+    counts = select(func.count(), func.count().filter(tables.rollout.c.state == "final")).where(
+        tables.rollout.c.batch_id == request.batch_id
+    )
+    planned, final = (await conn.execute(counts)).one()
+    return Registered(batch_id=request.batch_id, planned=planned, added=added, final=final)
+
+
+async def _members(conn: AsyncConnection, set_digest: str) -> list[Member]:
+    member = tables.task_set_member
+    query = select(member.c.domain, member.c.task_id, member.c.task_digest).where(member.c.set_digest == set_digest)
+    return [Member(*row) for row in await conn.execute(query)]
+
+
+async def _open(conn: AsyncConnection, request: RegisterBatch, deployment_id: str, contract: dict[str, Any]) -> None:
+    row = {
+        "batch_id": request.batch_id,
+        "deployment_id": deployment_id,
+        "namespace": request.namespace,
+        "contract": contract,
+        "contract_digest": contract_digest(contract),
+        "purpose": contract["purpose"],
+        "concurrency": request.spec.concurrency,
+        "max_attempts": request.spec.max_attempts,
+        "launch_id": request.launch_id,
+    }
+    await conn.execute(insert(tables.batch).values(row).on_conflict_do_nothing())
+
+
+async def _lock(conn: AsyncConnection, request: RegisterBatch, deployment_id: str, contract: dict[str, Any]) -> None:
+    query = select(tables.batch).where(tables.batch.c.batch_id == request.batch_id).with_for_update(key_share=True)
+    found = (await conn.execute(query)).mappings().one()
+    if found["contract_digest"] != contract_digest(contract):
+        lines = difference(found["contract"], contract)
+        raise SpecConflict(
+            f"batch {request.batch_id} exists with another contract: {'; '.join(lines)}. "
+            "Submit the same spec to resume it, or choose a new batch id"
+        )
+    for name, given in (("deployment", deployment_id), ("namespace", request.namespace)):
+        known = found["deployment_id" if name == "deployment" else name]
+        if known != given:
+            raise SpecConflict(f"batch {request.batch_id} belongs to {name} {known!r}, not {given!r}")
+
+
+async def _planned(conn: AsyncConnection, batch_id: str) -> list[Planned]:
+    row = tables.rollout
+    query = (
+        select(row.c.domain, row.c.task_id, row.c.task_digest, func.count())
+        .where(row.c.batch_id == batch_id)
+        .group_by(row.c.domain, row.c.task_id, row.c.task_digest)
+    )
+    return [Planned(*found) for found in await conn.execute(query)]
+
+
+async def _plan(conn: AsyncConnection, request: RegisterBatch, chosen: list[Member]) -> int:
+    row = tables.rollout
+    first = await conn.scalar(
+        select(func.coalesce(func.max(row.c.plan_order) + 1, 0)).where(row.c.batch_id == request.batch_id)
+    )
+    values = {
+        "batch_id": request.batch_id,
+        "first": first,
+        "domains": [task.domain for task in chosen],
+        "ids": [task.task_id for task in chosen],
+        "digests": [task.task_digest for task in chosen],
+        "groups": [derived_group_id(task.task_id) for task in chosen],
+        "samples": request.spec.samples,
+    }
+    return (await conn.execute(_PLAN, values)).rowcount
+
+
+async def _launch(conn: AsyncConnection, request: RegisterBatch, set_digest: str, added: int) -> None:
+    """Once per launch: note it, clear the control flags of earlier launches, take over operational values."""
+    launches = tables.registration
+    known = select(launches.c.launch_index).where(
+        launches.c.batch_id == request.batch_id, launches.c.launch_id == request.launch_id
+    )
+    if await conn.scalar(known) is not None:
+        return
+    newest = select(func.coalesce(func.max(launches.c.launch_index), 0)).where(launches.c.batch_id == request.batch_id)
+    planned = select(func.count()).select_from(tables.rollout).where(tables.rollout.c.batch_id == request.batch_id)
+    row = {
+        "batch_id": request.batch_id,
+        "launch_id": request.launch_id,
+        "launch_index": (await conn.scalar(newest) or 0) + 1,
+        "spec": request.spec.model_dump(mode="json"),
+        "set_digest": set_digest,
+        "planned": await conn.scalar(planned),
+        "added": added,
+        "plan_digest": await conn.scalar(text(PLAN_DIGEST), {"batch_id": request.batch_id}),
+        "row_digest": "",
+    }
+    await conn.execute(launches.insert().values(row))
+    control = {
+        "paused": False,
+        "frozen": False,
+        "stopping": False,
+        "cancelling": False,
+        "control_reason": "",
+        "concurrency": request.spec.concurrency,
+        "max_attempts": request.spec.max_attempts,
+        "launch_id": request.launch_id,
+        "closed_at": None,
+    }
+    await conn.execute(tables.batch.update().where(tables.batch.c.batch_id == request.batch_id).values(control))

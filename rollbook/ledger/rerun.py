@@ -1,0 +1,91 @@
+"""Running final rollouts again: an appended request, never a deleted result."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from sqlalchemy import bindparam, text
+from sqlalchemy.dialects.postgresql import ARRAY, TEXT
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rollbook.errors import InvalidInput
+
+Selector = Literal["masked", "failed", "all"]
+
+_ROWS = """
+    SELECT rollout.rollout_key, state, coalesce(decision.admitted, false) AS admitted
+    FROM rollout
+    LEFT JOIN outcome ON outcome.rollout_key = rollout.rollout_key
+        AND outcome.attempt_index = rollout.selected_attempt
+    LEFT JOIN current_admission AS decision ON decision.rollout_key = rollout.rollout_key
+        AND decision.attempt_index = rollout.selected_attempt AND decision.scope = 'runtime'
+    WHERE batch_id = :batch_id AND {condition}
+    ORDER BY rollout.rollout_key
+    FOR NO KEY UPDATE OF rollout
+"""
+
+_SELECTED = {
+    "masked": text(_ROWS.format(condition="state = 'final' AND NOT coalesce(decision.admitted, false)")),
+    "failed": text(
+        _ROWS.format(
+            condition="state = 'final' AND NOT coalesce(decision.admitted, false)"
+            " AND infrastructure_failure_reason IS NOT NULL AND infrastructure_failure_reason <> 'cancelled'"
+        )
+    ),
+    "all": text(_ROWS.format(condition="state = 'final'")),
+}
+_NAMED = text(_ROWS.format(condition="rollout.rollout_key = ANY(:keys)")).bindparams(
+    bindparam("keys", type_=ARRAY(TEXT))
+)
+
+_REQUEST = text("""
+    INSERT INTO rerun_request (rollout_key, after_attempt, supersede, reason, requested_by, row_digest)
+    SELECT rollout_key, current_attempt, :supersede, :reason, :requested_by, ''
+    FROM rollout WHERE rollout_key = ANY(:keys) AND state = 'final'
+    RETURNING rollout_key
+""").bindparams(bindparam("keys", type_=ARRAY(TEXT)))
+
+_WAIT = text("UPDATE rollout SET state = 'waiting' WHERE rollout_key = ANY(:keys)").bindparams(
+    bindparam("keys", type_=ARRAY(TEXT))
+)
+
+_REOPEN = text("UPDATE batch SET closed_at = NULL WHERE batch_id = :batch_id")
+
+
+async def request_rerun(
+    conn: AsyncConnection,
+    batch_id: str,
+    which: Selector | Sequence[str],
+    *,
+    reason: str,
+    requested_by: str,
+    supersede: bool = False,
+) -> list[str]:
+    """Ask for final rollouts to run again; the keys that now wait.
+
+    `which`: `masked` (not admitted), `failed` (masked by a failure outside the policy), `all`, or rollout keys.
+    Admitted ones run again only with `supersede`, and then count as superseded. Raises InvalidInput otherwise.
+    """
+    if not reason.strip() or not requested_by.strip():
+        raise InvalidInput("reason: say why and who asks; a rerun is on record for good")
+    if isinstance(which, str):
+        rows = (await conn.execute(_SELECTED[which], {"batch_id": batch_id})).mappings().all()
+    else:
+        rows = (await conn.execute(_NAMED, {"batch_id": batch_id, "keys": list(which)})).mappings().all()
+        known = {row["rollout_key"]: row["state"] for row in rows}
+        for key in which:
+            if known.get(key) != "final":
+                state = f"is {known[key]}" if key in known else f"is not in batch {batch_id}"
+                raise InvalidInput(f"rollout: {key} {state}; only a final one can run again")
+    admitted = [row["rollout_key"] for row in rows if row["admitted"]]
+    if admitted and not supersede:
+        raise InvalidInput(
+            f"supersede: {len(admitted)} of the rollouts are admitted (for instance {admitted[0]}); running them again "
+            "needs supersede, otherwise it is best-of-n in disguise"
+        )
+    keys = [row["rollout_key"] for row in rows]
+    if keys:
+        said = {"reason": reason, "requested_by": requested_by, "supersede": supersede}
+        await conn.execute(_REQUEST, {"keys": keys} | said)
+        await conn.execute(_WAIT, {"keys": keys})
+        await conn.execute(_REOPEN, {"batch_id": batch_id})
+    return keys

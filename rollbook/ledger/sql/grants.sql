@@ -1,0 +1,44 @@
+-- Least privilege: `rollbook_worker` runs episodes, `rollbook_reader` reads the views and nothing else.
+--
+-- Group roles without login: grant them to the users of a deployment. Where the migrating user may not create roles,
+-- they are left out; create them once by hand and migrate again.
+
+DO $$
+DECLARE
+    role_ text;
+    view_ text;
+BEGIN
+    FOREACH role_ IN ARRAY ARRAY['rollbook_worker', 'rollbook_reader'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_) THEN
+            BEGIN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', role_);
+            EXCEPTION
+                WHEN duplicate_object OR unique_violation THEN NULL;  -- another database of this server was faster
+                WHEN insufficient_privilege THEN
+                    RAISE NOTICE 'role % is missing and may not be created by %', role_, current_user;
+            END;
+        END IF;
+    END LOOP;
+
+    IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'rollbook_worker') THEN
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO rollbook_worker', current_schema());
+        EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO rollbook_worker', current_schema());
+        GRANT INSERT ON artifact, task, task_set, task_set_member, policy_script, policy_script_name, batch,
+            registration, rollout, rerun_request, attempt, evaluation, outcome, admission, turn, model_call, sandbox,
+            sighting TO rollbook_worker;
+        GRANT UPDATE (paused, frozen, stopping, cancelling, control_reason, concurrency, max_attempts, launch_id,
+            closed_at) ON batch TO rollbook_worker;
+        GRANT UPDATE (state, queued_at, current_attempt, selected_attempt) ON rollout TO rollbook_worker;
+        GRANT UPDATE (sandbox_id, state, nonce, isolation, view_url, started_at, lease_until, stopped_at, stop_reason)
+            ON sandbox TO rollbook_worker;
+        GRANT UPDATE (seen, first_at, last_at) ON sighting TO rollbook_worker;
+    END IF;
+
+    IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'rollbook_reader') THEN
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO rollbook_reader', current_schema());
+        FOR view_ IN SELECT viewname FROM pg_views WHERE schemaname = current_schema() AND viewowner = current_user
+        LOOP
+            EXECUTE format('GRANT SELECT ON %I TO rollbook_reader', view_);
+        END LOOP;
+    END IF;
+END $$;
