@@ -192,8 +192,10 @@ async def test_a_desktop_that_never_shows_anything(
 
 
 async def test_a_screen_of_another_size_is_not_ready(provider: DockerProvider, spec: MakeSpec) -> None:
-    with pytest.raises(SandboxStartFailed, match=r"1920×1080 pixels, wanted 800×600"):
-        await provider.create(spec(screen=(800, 600), ready_timeout_s=5.0))
+    other = {"SCREEN_WIDTH": "1024", "SCREEN_HEIGHT": "768"}
+    with pytest.raises(SandboxStartFailed, match=r"1024×768 pixels, wanted 800×600"):
+        await provider.create(spec(screen=(800, 600), env=other, ready_timeout_s=5.0))
+    assert await provider.create(spec(screen=(800, 600)))
 
 
 async def test_a_missing_image_names_the_fix(provider: DockerProvider, spec: MakeSpec) -> None:
@@ -378,9 +380,7 @@ async def test_a_ticket_of_a_dead_worker_holds_no_place_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     abandoned = spec()
-    ticket = docker_client.containers.create(
-        abandoned.image, labels={LABEL_DEPLOYMENT: deployment_id, LABEL_KEY: abandoned.key}
-    )
+    docker_client.containers.create(abandoned.image, labels={LABEL_DEPLOYMENT: deployment_id, LABEL_KEY: abandoned.key})
     small = DockerProvider(deployment_id, max_desktops=1, quiet_s=0.1)
     with pytest.raises(CapacityBusy):
         await small.create(spec())
