@@ -9,7 +9,7 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,17 +100,20 @@ class Cage:
 
     def _bwrap(self, env: EvaluatorEnv, box: Box) -> list[str]:
         inside = self.inside(box)
+        readable = [*((path, path) for path in _python_directories(env)), (INSIDE, Path("/run/inside"))]
+        readable.append((box.sockets, inside.sockets))
+        writable = [(box.cache, inside.cache), (box.home, inside.home), (box.out, inside.out)]
         return [
             *("bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
             *(() if self.network == "host" else ("--unshare-net",)),
             *("--die-with-parent", "--new-session", "--hostname", "evaluator", "--cap-drop", "ALL"),
             *self._user(),
             *("--ro-bind", "/usr", "/usr", *_system_directories(), *self._etc()),
-            *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
-            *(word for path in _python_directories(env) for word in ("--ro-bind", str(path), str(path))),
-            *("--ro-bind", str(INSIDE), "/run/inside", "--ro-bind", str(box.sockets), str(inside.sockets)),
-            *("--bind", str(box.cache), str(inside.cache), "--bind", str(box.home), str(inside.home)),
-            *("--bind", str(box.out), str(inside.out), "--chdir", str(inside.home), "--"),
+            *("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"),
+            *_parents(path for _, path in (*readable, *writable)),
+            *(word for source, path in readable for word in ("--ro-bind", str(source), str(path))),
+            *(word for source, path in writable for word in ("--bind", str(source), str(path))),
+            *("--remount-ro", "/", "--chdir", str(inside.home), "--"),
         ]
 
     def _user(self) -> tuple[str, ...]:
@@ -119,6 +122,7 @@ class Cage:
         return ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
 
     def _etc(self) -> Iterator[str]:
+        yield from _parents([Path("/etc/x")])
         for name in _ETC if self.network == "none" else (*_ETC, *_ETC_NETWORK):
             yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
 
@@ -215,6 +219,13 @@ def _system_directories() -> Iterator[str]:
             yield from ("--symlink", os.readlink(path), name)
         elif path.is_dir():
             yield from ("--ro-bind", name, name)
+
+
+def _parents(paths: Iterable[Path]) -> Iterator[str]:
+    """Directories on the way to the mounts that everybody may pass: bubblewrap's own are private to root."""
+    wanted = {parent for path in paths for parent in path.parents}
+    for parent in sorted(wanted - {Path("/"), Path("/tmp"), Path("/usr")}):
+        yield from ("--perms", "0755", "--dir", str(parent))
 
 
 def _python_directories(env: EvaluatorEnv) -> list[Path]:

@@ -118,7 +118,10 @@ def _guest_verdict(phase: Phase, run: ChildRun, log: ExchangeLog, guest: GuestCh
     if not guest.same:
         message = f"another guest answers: {guest.after} instead of {guest.expected}"
         return Verdict(status, None, "GuestReplaced", message, guest_failed=True)
-    if log.undelivered[GUEST_PORT]:
+    undelivered = log.undelivered[GUEST_PORT]
+    if run.answer is None:  # the evaluator ended in the middle of what it asked: that is not the guest's doing
+        undelivered -= log.count(GUEST_PORT, Outcome.ABANDONED)
+    if undelivered:
         return Verdict(status, None, "GuestExchangeFailed", _failed_exchanges(log), guest_failed=True)
     if phase == "evaluate" and log.count(GUEST_PORT, Outcome.HTTP_5XX):
         # In setup a 500 is the stock guest's way to say that a command or file does not exist. Here metrics take

@@ -24,7 +24,7 @@ from rollbook.osworld.logs import redact, tidy_log
 from rollbook.osworld.process import KillableProcess
 from rollbook.osworld.results import GUEST_PORT, ChildRun, GuestCheck, Phase, PhaseResult, judge
 from rollbook.osworld.settings import evaluator_settings
-from rollbook.sandboxes.forwarder import EndpointLike, Exchange, ExchangeLog, Forwarder
+from rollbook.sandboxes.forwarder import EndpointLike, Exchange, ExchangeLog, Forwarder, Outcome
 from rollbook.sandboxes.nonce import read_nonce
 
 __all__ = ["PhaseResult", "cache_dir", "run_phase"]
@@ -146,7 +146,7 @@ async def _run_child(job: _Job, cage: Cage, guest: GuestCheck) -> tuple[ChildRun
     suspicion = asyncio.Event()
 
     def on_exchange(exchange: Exchange) -> None:
-        if exchange.port == GUEST_PORT and exchange.delivery_failed:
+        if exchange.port == GUEST_PORT and exchange.delivery_failed and exchange.outcome is not Outcome.ABANDONED:
             suspicion.set()  # whatever the evaluator makes of it, it will not count: no need to wait for it
 
     with tempfile.TemporaryDirectory(prefix="rollbook-") as sockets, _exchange_path(job).open("w") as lines:
@@ -169,6 +169,7 @@ async def _run_child(job: _Job, cage: Cage, guest: GuestCheck) -> tuple[ChildRun
                 )  # fmt: skip
                 async with child:
                     ended, code = await _watch(job, child, suspicion)
+                    log.close()
         answer = await asyncio.to_thread(_read_answer, box.out / "result.json") if ended == "exited" else None
         return ChildRun(ended, code, answer if code == 0 else None), log
 

@@ -69,9 +69,16 @@ class ExchangeLog:
         self.undelivered: Counter[int] = Counter()
         self.failures: deque[Exchange] = deque(maxlen=keep)
         self._file = file
+        self._closed = False
+
+    def close(self) -> None:
+        """Take no more: what ends from now on was ended by us, not by the guest."""
+        self._closed = True
 
     def add(self, exchange: Exchange) -> None:
         """Record one exchange."""
+        if self._closed:
+            return
         self.counts[exchange.port, exchange.outcome] += 1
         if exchange.outcome is not Outcome.OK:
             self.failures.append(exchange)
