@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from rollbook.errors import ActionFailed, SandboxLost
+from rollbook.sandboxes.guest_http import guest_http
 from rollbook.sandboxes.nonce import read_nonce
 from rollbook.sandboxes.provider import Endpoint
 from rollbook.sandboxes.readiness import screenshot_size
@@ -45,29 +46,36 @@ class GuestRefused(ActionFailed):
     """The guest is alive and answered a read with an error, again and again."""
 
 
+class GuestReplaced(SandboxLost):
+    """The guest that answers is another one, or another boot of it."""
+
+
 class GuestClient:
     """One desktop's guest server. Use as `async with GuestClient(endpoint) as guest:`.
 
     Reads are repeated a few times. What remains unanswered is SandboxLost; an error that the living guest insists on
     is GuestRefused. Nothing else is repeated here: `execute` and `upload` try once.
+
+    `nonce` is the boot identity recorded when the desktop started. A port of a desktop that died may be given to the
+    next one: with a nonce, actions and observations make sure that the right guest answers.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
         *,
+        nonce: str | None = None,
         retry: Retry | None = None,
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 15.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.endpoint = endpoint
+        self.nonce = nonce
         self._delays_s = (retry or Retry()).delays_s
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
-        self._http = httpx.AsyncClient(
-            base_url=endpoint.url, headers=dict(endpoint.headers), trust_env=False, transport=transport
-        )
+        self._http = guest_http(endpoint, transport=transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -144,10 +152,19 @@ class GuestClient:
             raise GuestRefused(f"upload of {path}: HTTP {status}: {reply[:500].decode(errors='replace')}")
 
     async def check_nonce(self, expected: str) -> None:
-        """Raises SandboxLost when the guest is not the one that was started: it rebooted, or another one answers."""
-        nonce = await read_nonce(self.endpoint, self._read_timeout_s)
+        """Raises GuestReplaced when the guest is not the one that was started, SandboxLost when it does not answer."""
+        status, reply = await self._send("GET", "/nonce", self._read_timeout_s)
+        answer = _decode(reply)
+        nonce = answer.get("nonce") if status == 200 and isinstance(answer, dict) else None
+        if nonce is None:  # a guest of another make
+            nonce = await read_nonce(self.endpoint, self._read_timeout_s)
         if nonce != expected:
-            raise SandboxLost(f"another guest answers: boot nonce {nonce!r}, recorded at the start was {expected!r}")
+            raise GuestReplaced(f"another guest answers: boot nonce {nonce!r}, at the start it was {expected!r}")
+
+    async def verify(self) -> None:
+        """`check_nonce` with the client's own nonce; nothing without one."""
+        if self.nonce is not None:
+            await self.check_nonce(self.nonce)
 
     async def _read_json(self, path: str, timeout_s: float, key: str) -> Any:
         async def read() -> Any:

@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from rollbook.desktop.client import ExecuteResult, GuestClient, GuestRefused
+from rollbook.desktop.client import ExecuteResult, GuestClient, GuestRefused, GuestReplaced
 from rollbook.desktop.runtimes import ActionRuntime
 from rollbook.errors import ActionFailed, SandboxLost
 
@@ -102,6 +102,7 @@ class _Operation:
 
     async def deliver(self, answer_timeout_s: float) -> dict[str, Any]:
         """Send the action. The claim in the guest makes a second delivery harmless."""
+        await self._client.verify()
         program = self._program("run", call=self.call_id, timeout_s=self.timeout_s, **self._source)
         if len(program) > MAX_ARGUMENT_BYTES:
             path = f"{JOURNAL_DIR}-{self._digest}.py"
@@ -149,6 +150,8 @@ class _Delivery:
         while answer["state"] not in ("done", "conflict"):
             try:
                 answer = await self._next(answer)
+            except GuestReplaced:
+                raise
             except SandboxLost as error:
                 answer = await self._endure(error)
                 continue

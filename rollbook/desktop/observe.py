@@ -1,13 +1,12 @@
 """One observation of a desktop."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rollbook.desktop.client import GuestClient, GuestRefused
 from rollbook.errors import SandboxLost
-from rollbook.sandboxes.readiness import screenshot_size
+from rollbook.sandboxes.readiness import declared_size
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,15 @@ async def observe(client: GuestClient, *, a11y: bool = False, terminal: bool = F
     """Take a screenshot and, when asked for, the accessibility tree and the terminal's text.
 
     As upstream, a part that the living guest refuses is None and the episode goes on (osworld-notes §2); here the
-    refusal is recorded. Raises SandboxLost.
+    refusal is recorded. Raises SandboxLost, also when the picture came from another desktop than the client's.
     """
     taken_at = datetime.now(UTC)
     screenshot = await client.screenshot()
-    width, height = await asyncio.to_thread(screenshot_size, screenshot)
+    width, height = declared_size(screenshot)
     refused: dict[str, str] = {}
     tree = await _optional(client, "accessibility_tree", client.accessibility, refused) if a11y else None
     text = await _optional(client, "terminal", client.terminal, refused) if terminal else None
+    await client.verify()
     return Observation(screenshot, width, height, tree, text, taken_at, refused)
 
 

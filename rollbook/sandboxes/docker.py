@@ -71,7 +71,7 @@ class DockerProvider:
         self._publish_ip = publish_ip
         self._quiet_s = quiet_s
         self._networks: dict[str, str] = {}
-        self._creations: dict[str, asyncio.Task[str]] = {}
+        self._creations: dict[asyncio.Task[str], str] = {}
         self._cleanups: set[asyncio.Task[None]] = set()
 
     async def create(self, spec: SandboxSpec, on_tick: Tick = no_tick) -> SandboxHandle:
@@ -79,7 +79,7 @@ class DockerProvider:
         if spec.deployment != self.deployment:
             raise InvalidInput(f"deployment: {spec.deployment!r} is not this provider's, {self.deployment!r}")
         try:
-            handle = await self._create(spec, on_tick)
+            return await self._create(spec, on_tick)
         except (CapacityBusy, ConfigError):
             raise  # nothing was left behind
         except ENGINE_ERRORS as error:
@@ -88,8 +88,6 @@ class DockerProvider:
         except BaseException as error:
             await self._give_up(spec, error)
             raise
-        self._creations.pop(spec.key, None)
-        return handle
 
     async def _create(self, spec: SandboxSpec, on_tick: Tick) -> SandboxHandle:
         on_tick("looking for the desktop")
@@ -140,8 +138,7 @@ class DockerProvider:
         if keep["State"] == "paused":
             await self._engine.unpause(keep["Id"])
         elif keep["State"] == "created":
-            await self._capacity.admit(keep["Id"])
-            await self._engine.start(keep["Id"])
+            await self._start(keep["Id"])
         return str(keep["Id"])
 
     async def _make(self, spec: SandboxSpec, on_tick: Tick) -> str:
@@ -151,8 +148,11 @@ class DockerProvider:
         self._networks[spec.egress] = network
         host = host_arguments(spec, network, self._publish_ip, await self._engine.cpus())
         call = self._engine.create(container_arguments(spec, datetime.now(UTC)), host)
-        self._creations[spec.key] = asyncio.create_task(call)
-        container_id = await asyncio.shield(self._creations[spec.key])
+        container_id = await asyncio.shield(self._remember(spec.key, asyncio.create_task(call)))
+        await self._start(container_id)
+        return container_id
+
+    async def _start(self, container_id: str) -> None:
         await self._capacity.admit(container_id)
         try:
             await self._engine.start(container_id)
@@ -160,7 +160,12 @@ class DockerProvider:
             self._networks.clear()
             await self._engine.remove(container_id)
             raise
-        return container_id
+
+    def _remember(self, key: str, creation: asyncio.Task[str]) -> asyncio.Task[str]:
+        """A creation whose caller is cancelled goes on in its thread; the cleanup waits for what it brings."""
+        self._creations[creation] = key
+        creation.add_done_callback(lambda task: self._creations.pop(task, None))
+        return creation
 
     async def _give_up(self, spec: SandboxSpec, error: BaseException) -> None:
         """Log the error, then clean up for a bounded time; nothing that happens here replaces the error."""
@@ -179,10 +184,8 @@ class DockerProvider:
             log.error("desktop %s: cleanup failed: %s", spec.key, cleanup.exception())
 
     async def _clean_up(self, key: str) -> None:
-        """A creation whose caller was cancelled still runs in its thread: wait for what it brings, then remove it."""
-        creation = self._creations.pop(key, None)
-        if creation is not None:
-            await asyncio.wait({creation})
+        creations = [task for task, name in self._creations.items() if name == key]
+        await asyncio.gather(*creations, return_exceptions=True)
         await self.stop_key(key)
 
     async def status(self, sandbox_id: str) -> SandboxStatus:

@@ -1,6 +1,7 @@
 """One Docker engine: the blocking SDK behind a few awaitable calls in threads of their own."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -38,6 +39,7 @@ class Engine:
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="docker")
         self._client: docker.DockerClient | None = None
+        self._connecting = threading.Lock()
         self._cpus = 0
         self._network_lock = asyncio.Lock()
 
@@ -45,13 +47,14 @@ class Engine:
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(self._connected()))
 
     def _connected(self) -> docker.DockerClient:
-        if self._client is None:
-            options: dict[str, Any] = {"timeout": self._timeout_s, "max_pool_size": THREADS}
-            if self._base_url:
-                self._client = docker.DockerClient(base_url=self._base_url, **options)
-            else:
-                self._client = docker.from_env(**options)
-        return self._client
+        with self._connecting:
+            if self._client is None:
+                options: dict[str, Any] = {"timeout": self._timeout_s, "max_pool_size": THREADS}
+                if self._base_url:
+                    self._client = docker.DockerClient(base_url=self._base_url, **options)
+                else:
+                    self._client = docker.from_env(**options)
+            return self._client
 
     async def close(self) -> None:
         """Give connections back and let the threads end; running calls finish on their own."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import struct
 import time
 from collections.abc import Awaitable, Callable
 
@@ -9,6 +10,7 @@ import httpx
 from PIL import Image, UnidentifiedImageError
 
 from rollbook.errors import SandboxStartFailed
+from rollbook.sandboxes.guest_http import guest_http
 from rollbook.sandboxes.provider import Endpoint, Tick
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -33,6 +35,12 @@ def screenshot_size(png: bytes) -> tuple[int, int]:
         raise ValueError(f"a PNG that does not decode: {error}") from error
 
 
+def declared_size(png: bytes) -> tuple[int, int]:
+    """Width and height as the header of a PNG says; for pictures that were checked before."""
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height
+
+
 def check_screen(png: bytes, screen: tuple[int, int]) -> None:
     """Raises ValueError unless `png` is a screenshot of exactly `screen` pixels."""
     size = screenshot_size(png)
@@ -54,9 +62,7 @@ async def wait_ready(
     Raises SandboxStartFailed with the last reason after `timeout_s`.
     """
     started = time.monotonic()
-    async with httpx.AsyncClient(
-        base_url=endpoint.url, headers=dict(endpoint.headers), timeout=PROBE_TIMEOUT, trust_env=False
-    ) as client:
+    async with guest_http(endpoint, timeout=PROBE_TIMEOUT) as client:
         while True:
             problem = await _look(client, screen)
             if problem is None:

@@ -7,8 +7,10 @@ import httpx
 import pytest
 from PIL import Image
 
-from rollbook.desktop.client import GuestClient, GuestRefused, Retry
+from rollbook.desktop.client import GuestClient, GuestRefused, GuestReplaced, Retry
+from rollbook.desktop.journal import perform
 from rollbook.desktop.observe import observe
+from rollbook.desktop.runtimes import CANONICAL
 from rollbook.errors import SandboxLost
 from rollbook.sandboxes.provider import Endpoint
 from rollbook.sandboxes.readiness import check_screen, screenshot_size
@@ -154,3 +156,28 @@ def test_the_screen_must_have_the_declared_size() -> None:
     check_screen(png(), (320, 240))
     with pytest.raises(ValueError, match=r"320×240 pixels, wanted 1920×1080"):
         check_screen(png(), (1920, 1080))
+
+
+async def test_a_guest_without_a_nonce_route_is_asked_in_another_way() -> None:
+    """Our own route is not there: the stock guest's boot is read through /execute, over a connection of its own."""
+    guest = LocalGuest(dead=True, answers={"/nonce": (404, b"{}")})
+    async with guest.client() as client:
+        with pytest.raises(SandboxLost):
+            await client.check_nonce("abc")
+
+
+async def test_an_action_is_not_sent_to_another_guest() -> None:
+    guest = LocalGuest(answers={"/nonce": text("nonce", "second-boot")})
+    async with GuestClient(Endpoint("http://guest"), nonce="first-boot", transport=guest) as client:
+        with pytest.raises(GuestReplaced, match="second-boot"):
+            await perform(client, op_id="op", action="pass", runtime=CANONICAL)
+    assert guest.requests == 1
+
+
+async def test_an_observation_of_another_guest_is_none() -> None:
+    guest = LocalGuest(images=[(200, png())], answers={"/nonce": text("nonce", "second-boot")})
+    async with GuestClient(Endpoint("http://guest"), nonce="first-boot", transport=guest) as client:
+        with pytest.raises(GuestReplaced):
+            await observe(client)
+        client.nonce = "second-boot"
+        await observe(client)

@@ -1,0 +1,234 @@
+"""The journal and both action runtimes on the real desktop: real pyautogui, real windows, a network that breaks."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import docker
+import pytest
+
+from rollbook.desktop.client import GuestClient, GuestReplaced
+from rollbook.desktop.journal import ActionResult, Patience, perform, read_journal
+from rollbook.desktop.observe import observe
+from rollbook.desktop.runtimes import CANONICAL, EXACT_INPUT, ActionRuntime, probe_runtime
+from rollbook.errors import SandboxLost
+from rollbook.sandboxes.docker import DockerProvider
+from rollbook.sandboxes.nonce import read_nonce
+from rollbook.sandboxes.provider import GUEST_PORT, Endpoint, SandboxSpec
+
+MARKS = "/tmp/marks"
+MARK = f"open({MARKS!r}, 'a').write('acted\\n')"
+
+TEXT = "a<b>c \"q\" 'x' é É ñ 中文 🙂 €ß {}|~`^ Привет Ωλ ½ \\ %$#@!"
+MANY = "".join(chr(0x4E00 + number) for number in range(120))
+"""More different characters than a keyboard has unused keys."""
+
+
+@dataclass
+class Desk:
+    container_id: str
+    endpoint: Endpoint
+    client: GuestClient
+    runtime: ActionRuntime = CANONICAL
+
+    async def act(self, op_id: str, action: str, runtime: ActionRuntime | None = None) -> ActionResult:
+        return await perform(self.client, op_id=op_id, action=action, runtime=runtime or self.runtime, timeout_s=60.0)
+
+    async def shell(self, command: str) -> str:
+        answer = await self.client.execute(["bash", "-c", command])
+        assert answer.returncode == 0, answer.error
+        return answer.output
+
+    async def marks(self) -> int:
+        return int(await self.shell(f"touch {MARKS}; wc -l < {MARKS}"))
+
+    async def until(self, command: str) -> None:
+        """Until a command succeeds in the guest."""
+        async with asyncio.timeout(60):
+            while (await self.client.execute(["bash", "-c", command])).returncode != 0:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def desk(docker_client: docker.DockerClient, deployment_id: str, desktop_image: str) -> AsyncIterator[Desk]:
+    """A fresh desktop for one test."""
+    provider = DockerProvider(deployment_id, max_desktops=8, quiet_s=0.0)
+    spec = SandboxSpec(deployment=deployment_id, rollout="journal", attempt=1, image=desktop_image)
+    handle = await provider.create(spec)
+    endpoint = await provider.endpoint(handle.sandbox_id, GUEST_PORT)
+    async with GuestClient(endpoint) as client:
+        yield Desk(handle.sandbox_id, endpoint, client)
+    await provider.stop_key(spec.key)
+    await provider.remove_networks()
+    await provider.close()
+
+
+@dataclass
+class LossyProxy:
+    """A TCP proxy on loopback that delivers requests and cuts the connection before the first byte of the answer."""
+
+    target: str
+    losses: int = 0
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _server: asyncio.Server | None = None
+
+    async def start(self) -> Endpoint:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return Endpoint(f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}")
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = self.target.removeprefix("http://").split(":")
+        up_reader, up_writer = await asyncio.open_connection(host, int(port))
+        upward = asyncio.create_task(self._copy(reader, up_writer))
+        self._tasks.add(upward)
+        upward.add_done_callback(self._tasks.discard)
+        answer = await up_reader.read(65536)
+        if self.losses > 0:
+            self.losses -= 1
+            writer.transport.abort()
+        else:
+            while answer:
+                writer.write(answer)
+                answer = await up_reader.read(65536)
+        writer.close()
+        up_writer.close()
+
+    @staticmethod
+    async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+
+
+async def test_an_action_moves_the_real_mouse_once(desk: Desk) -> None:
+    await desk.act("start", "pyautogui.moveTo(100, 100)")
+    move = "pyautogui.moveRel(50, 30)"
+    first = await desk.act("a1-s001-0", move)
+    again = await desk.act("a1-s001-0", move)
+    assert (first.status, first.repeated, again.status, again.repeated) == ("ok", False, "ok", True)
+    where = (await desk.client.execute(["python", "-c", "import pyautogui; print(*pyautogui.position())"])).output
+    assert where.split()[-2:] == ["150", "130"]
+
+
+async def test_lost_replies_on_a_real_connection(desk: Desk) -> None:
+    proxy = LossyProxy(desk.endpoint.url)
+    async with GuestClient(await proxy.start()) as client:
+        for number in range(3):
+            proxy.losses = number + 1
+            result = await perform(client, op_id=f"op-{number}", action=MARK, runtime=CANONICAL, timeout_s=60.0)
+            assert result.status == "ok"
+    await proxy.stop()
+    assert await desk.marks() == 3
+    assert [(entry.op_id, entry.executions) for entry in await read_journal(desk.client)] == [
+        (f"op-{number}", 1) for number in range(3)
+    ]
+
+
+async def test_concurrent_deliveries_to_a_real_guest(desk: Desk) -> None:
+    action = f"time.sleep(1); {MARK}"
+    results = await asyncio.gather(*(desk.act("op", action) for _ in range(4)))
+    assert await desk.marks() == 1
+    assert [result.status for result in results] == ["ok"] * 4
+    assert sum(not result.repeated for result in results) == 1
+
+
+async def test_a_killed_action_stays_in_doubt(desk: Desk) -> None:
+    action = f"{MARK}; time.sleep(50)"
+    waiting = asyncio.create_task(desk.act("op", action))
+    await desk.until(f"grep -q acted {MARKS}")
+    await desk.shell("pkill -9 -f 'rollbook-[j]ournal'")
+    assert (await waiting).status == "in_doubt"
+    assert (await desk.act("op", action)).status == "in_doubt"
+    assert await desk.marks() == 1
+
+
+async def test_an_action_longer_than_its_time(desk: Desk) -> None:
+    action = f"{MARK}; time.sleep(50); {MARK}"
+    result = await perform(desk.client, op_id="op", action=action, runtime=CANONICAL, timeout_s=1.0)
+    assert result.status == "timeout"
+    assert "sleep" not in await desk.shell("ps -C python,python3 -o args= | grep 'rollbook-[j]ournal' || true")
+    assert await desk.marks() == 1
+
+
+async def test_a_dead_desktop_is_lost_and_a_restarted_one_is_another(
+    desk: Desk, docker_client: docker.DockerClient
+) -> None:
+    nonce = await read_nonce(desk.endpoint, 10.0)
+    await desk.client.check_nonce(nonce)
+    container = docker_client.containers.get(desk.container_id)
+    container.kill()
+    patience = Patience(silence_s=(0.1, 0.1))
+    with pytest.raises(SandboxLost):
+        await perform(desk.client, op_id="op", action=MARK, runtime=CANONICAL, timeout_s=10.0, patience=patience)
+    with pytest.raises(SandboxLost):
+        await observe(desk.client)
+    container.start()
+    container.reload()
+    port = container.attrs["NetworkSettings"]["Ports"]["5000/tcp"][0]["HostPort"]
+    async with GuestClient(Endpoint(f"http://127.0.0.1:{port}")) as client, asyncio.timeout(60):
+        while True:
+            try:
+                await client.screenshot()
+                break
+            except SandboxLost:
+                await asyncio.sleep(0.2)
+        with pytest.raises(SandboxLost, match="another guest"):
+            await client.check_nonce(nonce)
+    async with GuestClient(Endpoint(f"http://127.0.0.1:{port}"), nonce=nonce) as client:
+        with pytest.raises(GuestReplaced):
+            await perform(client, op_id="other", action=MARK, runtime=CANONICAL, timeout_s=10.0)
+        with pytest.raises(GuestReplaced):
+            await observe(client)
+        assert "other" not in {entry.op_id for entry in await read_journal(client)}, "nothing was sent"
+
+
+async def test_both_runtimes_find_what_they_need(desk: Desk) -> None:
+    assert await probe_runtime(desk.client, CANONICAL) == []
+    assert await probe_runtime(desk.client, EXACT_INPUT) == []
+    assert await probe_runtime(desk.client, ActionRuntime("canonical", "python9")) != []
+
+
+async def test_what_the_runtimes_type_into_a_terminal(desk: Desk) -> None:
+    await desk.act("open", "pyautogui.hotkey('ctrl', 'alt', 't')")
+    await desk.until("wmctrl -l | grep -qi terminal")
+    await desk.act("wait", "time.sleep(1.5)")
+    await desk.act("cat", "pyautogui.typewrite('cat > /tmp/typed\\n'); time.sleep(0.5)")
+    await desk.act("exact", f"pyautogui.write({TEXT!r}); pyautogui.press('enter')", EXACT_INPUT)
+    await desk.act("many", f"pyautogui.typewrite({MANY!r} + chr(10))", EXACT_INPUT)
+    await desk.act("press", "pyautogui.press(['<', 'é', '中', 'a', 'enter'])", EXACT_INPUT)
+    await desk.act(
+        "keys", "pyautogui.hotkey('shift', 'b'); pyautogui.typewrite(['c', 'space', 'd', '\\n'])", EXACT_INPUT
+    )
+    await desk.act("mended", "pyautogui.typewrite('x<y'); pyautogui.press('<'); pyautogui.press('enter')")
+    await desk.act("bug", "pyautogui.write('x<é中y'); pyautogui.press('enter')")
+    await desk.act("end", "time.sleep(0.5); pyautogui.hotkey('ctrl', 'd')")
+    await desk.until("! pgrep -x cat")
+    lines = (await desk.shell("cat /tmp/typed")).split("\n")
+    assert lines[:4] == [TEXT, MANY, "<é中a", "Bc d"]
+    assert lines[4] == "x<y<", "OSWorld's repair of literal forms"
+    assert lines[5] == "x>y", "canonical keeps pyautogui's bugs elsewhere: scores stay comparable"
+
+
+async def test_what_exact_input_types_into_an_editor(desk: Desk) -> None:
+    await desk.shell("touch ~/n.txt; (setsid gedit ~/n.txt > /dev/null 2>&1 &)")
+    await desk.until("wmctrl -l | grep -q n.txt")
+    await desk.act("wait", "time.sleep(2)")
+    await desk.act("type", f"pyautogui.write({TEXT!r} + chr(10) + 'tab' + chr(9) + {MANY!r})", EXACT_INPUT)
+    await desk.act("save", "time.sleep(0.5); pyautogui.hotkey('ctrl', 's')", EXACT_INPUT)
+    await desk.until("test -s ~/n.txt")
+    assert (await desk.shell("cat ~/n.txt")).rstrip("\n") == f"{TEXT}\ntab\t{MANY}"
+
+
+async def test_observation_of_a_real_desktop(desk: Desk) -> None:
+    await desk.act("open", "pyautogui.hotkey('ctrl', 'alt', 't')")
+    await desk.until("wmctrl -l | grep -qi terminal")
+    await desk.act("type", "time.sleep(1.5); pyautogui.typewrite('echo rollbook-was-here\\n'); time.sleep(1)")
+    seen = await observe(desk.client, a11y=True, terminal=True)
+    assert (seen.width, seen.height, seen.refused) == (1920, 1080, {})
+    assert "desktop-frame" in str(seen.accessibility_tree)
+    assert "rollbook-was-here" in str(seen.terminal)
