@@ -3,6 +3,7 @@ CREATE TABLE artifact (
     size_bytes BIGINT NOT NULL,
     media_type TEXT NOT NULL,
     recorded_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    row_digest TEXT NOT NULL,
     CONSTRAINT artifact_pkey PRIMARY KEY (sha256),
     CONSTRAINT artifact_sha256 CHECK (sha256 ~ '^[0-9a-f]{64}$'),
     CONSTRAINT artifact_size CHECK (size_bytes >= 0),
@@ -13,6 +14,7 @@ COMMENT ON COLUMN artifact.sha256 IS 'digest of the bytes; their name in the art
 COMMENT ON COLUMN artifact.size_bytes IS 'size of the bytes';
 COMMENT ON COLUMN artifact.media_type IS 'media type, for instance image/png';
 COMMENT ON COLUMN artifact.recorded_at IS 'when the ledger first referred to it';
+COMMENT ON COLUMN artifact.row_digest IS 'SHA-256 over the other columns, set by a trigger when the row is inserted';
 
 CREATE TABLE task (
     task_digest TEXT NOT NULL,

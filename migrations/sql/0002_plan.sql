@@ -46,6 +46,8 @@ CREATE TABLE registration (
     launch_id TEXT NOT NULL,
     launch_index INTEGER NOT NULL,
     spec JSONB NOT NULL,
+    deployment_id TEXT NOT NULL,
+    namespace TEXT NOT NULL,
     set_digest TEXT NOT NULL,
     planned INTEGER NOT NULL,
     added INTEGER NOT NULL,
@@ -63,6 +65,8 @@ COMMENT ON COLUMN registration.batch_id IS 'the batch';
 COMMENT ON COLUMN registration.launch_id IS 'first run id of the launch';
 COMMENT ON COLUMN registration.launch_index IS '1, 2, … per batch';
 COMMENT ON COLUMN registration.spec IS 'the spec as it was submitted';
+COMMENT ON COLUMN registration.deployment_id IS 'the deployment that runs the batch';
+COMMENT ON COLUMN registration.namespace IS 'Temporal namespace of the batch';
 COMMENT ON COLUMN registration.set_digest IS 'the task set that the spec''s name meant';
 COMMENT ON COLUMN registration.planned IS 'rollouts of the batch after this registration, all of them';
 COMMENT ON COLUMN registration.added IS 'rollouts that this registration added';
@@ -87,6 +91,7 @@ CREATE TABLE rollout (
     queued_at TIMESTAMP WITH TIME ZONE,
     current_attempt INTEGER,
     selected_attempt INTEGER,
+    decisions INTEGER DEFAULT '0' NOT NULL,
     planned_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     CONSTRAINT rollout_pkey PRIMARY KEY (rollout_key),
     CONSTRAINT rollout_batch_id_task_id_sample_key UNIQUE (batch_id, task_id, sample),
@@ -124,4 +129,5 @@ COMMENT ON COLUMN rollout.state IS 'waiting, queued, running or final';
 COMMENT ON COLUMN rollout.queued_at IS 'when the Episode workflow was last started for this row';
 COMMENT ON COLUMN rollout.current_attempt IS 'newest attempt; NULL before the first claim';
 COMMENT ON COLUMN rollout.selected_attempt IS 'the attempt that counts; NULL before the first end';
+COMMENT ON COLUMN rollout.decisions IS 'admission decisions on its attempts, counted by a trigger';
 COMMENT ON COLUMN rollout.planned_at IS 'when the row was planned';

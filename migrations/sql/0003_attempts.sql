@@ -98,6 +98,7 @@ CREATE TABLE outcome (
     next_state TEXT NOT NULL,
     turns INTEGER NOT NULL,
     model_calls INTEGER NOT NULL,
+    evaluations INTEGER NOT NULL,
     ended_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     row_digest TEXT NOT NULL,
     CONSTRAINT outcome_pkey PRIMARY KEY (rollout_key, attempt_index),
@@ -128,7 +129,7 @@ CREATE TABLE outcome (
     CONSTRAINT outcome_eligibility CHECK (runtime_admission_policy_id = 'legacy-mask-sample-v1' OR runtime_eligible = (infrastructure_failure_reason IS NULL AND evaluation_completed AND
     (policy_stop_reason IS NOT NULL OR terminal_action IS NOT NULL OR environment_done OR horizon_reached))),
     CONSTRAINT outcome_admission_reason CHECK (runtime_admission_policy_id = 'legacy-mask-sample-v1' OR runtime_admission_reason = CASE WHEN runtime_eligible THEN 'valid_evaluated_outcome' ELSE termination_reason END),
-    CONSTRAINT outcome_counts CHECK (steps >= 0 AND turns >= 0 AND model_calls >= 0),
+    CONSTRAINT outcome_counts CHECK (steps >= 0 AND turns >= 0 AND model_calls >= 0 AND evaluations IN (0, 1)),
     CONSTRAINT outcome_closed_by CHECK (closed_by IN ('episode', 'claim', 'cancel', 'reconcile', 'import')),
     CONSTRAINT outcome_next_state CHECK (next_state IN ('final', 'running', 'waiting')),
     CONSTRAINT outcome_final_is_selectable CHECK (closed_by <> 'claim' OR (next_state = 'running' AND NOT selected))
@@ -158,6 +159,7 @@ COMMENT ON COLUMN outcome.selected IS 'it became the selected attempt when it en
 COMMENT ON COLUMN outcome.next_state IS 'state of the rollout after it: final, running (earned a new attempt) or waiting';
 COMMENT ON COLUMN outcome.turns IS 'turn rows of the attempt when it ended';
 COMMENT ON COLUMN outcome.model_calls IS 'model_call rows of the attempt when it ended';
+COMMENT ON COLUMN outcome.evaluations IS 'evaluation rows of the attempt when it ended, 0 or 1';
 COMMENT ON COLUMN outcome.ended_at IS 'when it ended';
 COMMENT ON COLUMN outcome.row_digest IS 'SHA-256 over the other columns, set by a trigger when the row is inserted';
 

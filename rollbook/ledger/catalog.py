@@ -152,5 +152,5 @@ async def record_artifacts(conn: AsyncConnection, refs: Iterable[ArtifactRef | N
     rows = {ref.sha256: ref.model_dump() for ref in refs if ref is not None}
     if rows:
         # always in one order, so that two writers of the same artifacts cannot wait for each other
-        ordered = [rows[key] for key in sorted(rows)]
+        ordered = [rows[key] | {"row_digest": ""} for key in sorted(rows)]
         await conn.execute(insert(tables.artifact).values(ordered).on_conflict_do_nothing())

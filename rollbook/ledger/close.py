@@ -50,13 +50,15 @@ _END_ROWS = text("""
     INSERT INTO outcome (rollout_key, attempt_index, evaluation_completed, infrastructure_failure_reason,
                          environment_done, horizon_reached, guest_failed, steps, detail, termination_reason,
                          runtime_eligible, runtime_admission_reason, runtime_admission_policy_id, reward_mode,
-                         closed_by, selected, next_state, turns, model_calls, row_digest)
+                         closed_by, selected, next_state, turns, model_calls, evaluations, row_digest)
     SELECT rollout_key, attempt_index, false, :reason, false, false, false, 0, :detail, :reason,
            false, :reason, :policy_id, :reward_mode, 'cancel', NOT keeps_selection, 'final',
            (SELECT count(*) FROM turn
             WHERE turn.rollout_key = new.rollout_key AND turn.attempt_index = new.attempt_index),
            (SELECT count(*) FROM model_call AS call
-            WHERE call.rollout_key = new.rollout_key AND call.attempt_index = new.attempt_index), ''
+            WHERE call.rollout_key = new.rollout_key AND call.attempt_index = new.attempt_index),
+           (SELECT count(*) FROM evaluation
+            WHERE evaluation.rollout_key = new.rollout_key AND evaluation.attempt_index = new.attempt_index), ''
     FROM unnest(:keys, :indexes, :keeps) AS new (rollout_key, attempt_index, keeps_selection)
 """).bindparams(
     bindparam("keys", type_=ARRAY(TEXT)),

@@ -112,6 +112,7 @@ async def record_end(conn: AsyncConnection, row: RowMapping, batch: RowMapping, 
             next_state=end.next_state,
             turns=_count(tables.turn, key),
             model_calls=_count(tables.model_call, key),
+            evaluations=_count(tables.evaluation, key),
             row_digest="",
         )
     )

@@ -31,30 +31,18 @@ _NEWEST_BATCHES = text(f"{_BATCH} ORDER BY batch.created_at DESC LIMIT :limit")
 _BATCH_IDS = text("SELECT batch_id FROM batch ORDER BY created_at DESC LIMIT 500")
 
 _DOMAINS = text("""
-    SELECT domain, count(*) AS planned,
-           count(*) FILTER (WHERE state = 'waiting') AS waiting,
-           count(*) FILTER (WHERE state IN ('queued', 'running')) AS running,
-           count(*) FILTER (WHERE state = 'final' AND admitted) AS admitted,
-           count(*) FILTER (WHERE state = 'final' AND NOT coalesce(admitted, false)) AS masked
-    FROM rollout LEFT JOIN current_admission AS decision
-        ON decision.rollout_key = rollout.rollout_key AND decision.attempt_index = rollout.selected_attempt
-        AND decision.scope = 'runtime'
-    WHERE batch_id = :batch_id GROUP BY domain
+    SELECT domain, planned, waiting, running, admitted, masked FROM rollcall
+    WHERE batch_id = :batch_id AND domain <> '(all)'
 """)
 
 _MASKED = text("""
-    SELECT decision.reason, count(*) AS rollouts
-    FROM rollout JOIN current_admission AS decision
-        ON decision.rollout_key = rollout.rollout_key AND decision.attempt_index = rollout.selected_attempt
-        AND decision.scope = 'runtime'
-    WHERE batch_id = :batch_id AND state = 'final' AND NOT decision.admitted
-    GROUP BY decision.reason ORDER BY rollouts DESC, decision.reason
+    SELECT admission_reason AS reason, count(*) AS rollouts FROM rollout_result WHERE batch_id = :batch_id AND masked
+    GROUP BY admission_reason ORDER BY rollouts DESC, admission_reason
 """)
 
 _PACE = text("""
     SELECT count(*) AS ended, extract(epoch FROM now() - :since) AS seconds
-    FROM rollout JOIN outcome ON outcome.rollout_key = rollout.rollout_key AND attempt_index = selected_attempt
-    WHERE batch_id = :batch_id AND state = 'final' AND ended_at >= :since
+    FROM rollout_result WHERE batch_id = :batch_id AND state = 'final' AND ended_at >= :since
 """)
 
 _RUNNING = text("""
@@ -70,13 +58,9 @@ _RUNNING = text("""
 """)
 
 _ROLLOUTS = text("""
-    SELECT rollout.rollout_key, domain, task_id, sample, rollout.state, selected_attempt, steps, termination_reason,
-           decision.admitted, decision.reason, score, reward
-    FROM rollout
-    LEFT JOIN outcome ON outcome.rollout_key = rollout.rollout_key AND outcome.attempt_index = selected_attempt
-    LEFT JOIN current_admission AS decision ON decision.rollout_key = rollout.rollout_key
-        AND decision.attempt_index = selected_attempt AND decision.scope = 'runtime'
-    WHERE batch_id = :batch_id ORDER BY plan_order
+    SELECT rollout_key, domain, task_id, sample, state, attempts, selected_attempt, admitted, masked,
+           admission_reason, termination_reason, score, reward, steps, detail
+    FROM rollout_result WHERE batch_id = :batch_id ORDER BY plan_order
 """)
 
 _FIND = text("""
@@ -93,6 +77,49 @@ _LAST_SCREENS = text("""
         AND screenshot_sha256 IS NOT NULL
     ORDER BY rollout_key, step DESC
 """)
+
+_ROLLOUT = text("""
+    SELECT result.*, task.document ->> 'instruction' AS instruction, batch.contract -> 'limits' -> 'max_steps' AS max_steps
+    FROM rollout_result AS result JOIN task USING (task_digest) JOIN batch USING (batch_id)
+    WHERE rollout_key = :key
+""")
+_ATTEMPTS = text("""
+    SELECT attempt.attempt_index, run_id, execution_id, trajectory_rollout_id, claimed_at, ended_at, termination_reason,
+           closed_by, outcome.steps, outcome.detail, outcome.score, outcome.reward, outcome.guest_failed,
+           evaluation.completed AS evaluated, evaluation.score AS evaluator_score, evaluation.score_type,
+           evaluation.reason AS evaluation_reason, evaluation.detail AS evaluation_detail,
+           evaluator_revision, numpy_version, log_sha256, evaluation.duration_s AS evaluation_s,
+           provider, sandbox_id, sandbox.state AS sandbox_state, sandbox.isolation, view_url
+    FROM attempt
+    LEFT JOIN outcome USING (rollout_key, attempt_index)
+    LEFT JOIN evaluation USING (rollout_key, attempt_index)
+    LEFT JOIN sandbox USING (rollout_key, attempt_index)
+    WHERE rollout_key = :key ORDER BY attempt_index
+""")
+_DECISIONS = text("""
+    SELECT attempt_index, scope, decision_index, admitted, policy_id, reason, decided_by, decided_at
+    FROM admission WHERE rollout_key = :key ORDER BY decided_at, attempt_index, scope, decision_index
+""")
+_RERUNS = text("""
+    SELECT after_attempt, supersede, reason, requested_by, requested_at
+    FROM rerun_request WHERE rollout_key = :key ORDER BY request
+""")
+_STEPS = text("""
+    SELECT step, call.summary, call.actions, call.terminal_action, call.policy_stop_reason, call.parse_error,
+           call.model_name, call.latency_s, call.prompt_sha256, call.response_sha256, turn.actions AS done,
+           turn.in_doubt, turn.raised, turn.screenshot_sha256, turn.accessibility_tree_sha256, turn.ended_at
+    FROM (SELECT * FROM turn WHERE rollout_key = :key AND attempt_index = :attempt) AS turn
+    FULL JOIN (SELECT DISTINCT ON (step) * FROM model_call WHERE rollout_key = :key AND attempt_index = :attempt
+               ORDER BY step, parse_attempt DESC) AS call USING (step)
+    ORDER BY step
+""")
+_TIMELINE = text("""
+    SELECT at, attempt_index, event, step, detail FROM episode_timeline WHERE rollout_key = :key ORDER BY at, step
+""")
+
+_SCOREBOARD = text("SELECT * FROM scoreboard WHERE batch_id = :batch_id ORDER BY domain_rank(domain), domain")
+_PASS_K = text("SELECT * FROM pass_k WHERE batch_id = :batch_id ORDER BY k")
+_SPREAD = text("SELECT * FROM sample_spread WHERE batch_id = :batch_id")
 
 _TASK_SETS = text("""
     SELECT DISTINCT ON (name) name, set_digest, task_count, registered_at,
@@ -235,9 +262,34 @@ class Reader:
         async with self._reading() as conn:
             return [Planned(*row) for row in await conn.execute(_PLANNED, {"batch_id": batch_id})]
 
-    async def view(self, name: str, columns: str, where: str, order: str, **values: Any) -> list[Row]:
-        """Rows of one of the ledger's views. Everything but `values` is ours, never a user's."""
-        return await self._rows(text(f"SELECT {columns} FROM {name} WHERE {where} ORDER BY {order}"), **values)
+    async def rollout(self, key: str) -> Row:
+        """One rollout with its attempts, decisions, rerun requests and timeline."""
+        found = await self._rows(_ROLLOUT, key=key)
+        if not found:
+            raise InvalidInput(f"rollout: the ledger has no rollout {key!r}")
+        return found[0] | {
+            "attempts": await self._rows(_ATTEMPTS, key=key),
+            "decisions": await self._rows(_DECISIONS, key=key),
+            "reruns": await self._rows(_RERUNS, key=key),
+            "timeline": await self._rows(_TIMELINE, key=key),
+        }
+
+    async def steps(self, key: str, attempt: int) -> list[Row]:
+        """What was decided, done and seen in each step of an attempt."""
+        return await self._rows(_STEPS, key=key, attempt=attempt)
+
+    async def scoreboard(self, batch_id: str) -> list[Row]:
+        """Scores by domain and in all, over both denominators."""
+        return await self._rows(_SCOREBOARD, batch_id=batch_id)
+
+    async def pass_k(self, batch_id: str) -> list[Row]:
+        """pass@k and pass^k."""
+        return await self._rows(_PASS_K, batch_id=batch_id)
+
+    async def spread(self, batch_id: str) -> Row | None:
+        """Run-to-run spread over the sample indexes."""
+        found = await self._rows(_SPREAD, batch_id=batch_id)
+        return found[0] if found else None
 
     async def _rows(self, query: TextClause, **values: Any) -> list[Row]:
         async with self._reading() as conn:

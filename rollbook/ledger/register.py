@@ -16,7 +16,7 @@ from rollbook.ledger.selection import Member, Planned, compare, select_tasks
 
 PLAN_DIGEST = """
     SELECT encode(sha256(convert_to(string_agg(concat_ws(' ', rollout_key, task_digest, identity_source,
-        sampling_event_id, source_group_id, group_id, rollout_index, plan_order),
+        sampling_event_id, source_group_id, group_id, rollout_index, plan_order, extract(epoch FROM planned_at)),
         E'\\n' ORDER BY rollout_key COLLATE "C"), 'UTF8')), 'hex')
     FROM rollout WHERE batch_id = :batch_id
 """
@@ -25,8 +25,8 @@ PLAN_DIGEST = """
 _PLAN = text("""
     INSERT INTO rollout (rollout_key, batch_id, domain, task_id, sample, task_digest, group_id, rollout_index,
                          plan_order)
-    SELECT concat_ws('/', CAST(:batch_id AS text), domain, task_id, sample), :batch_id, domain, task_id, sample, task_digest,
-           group_id, sample, CAST(:first AS integer) + row_number() OVER (ORDER BY sample, place) - 1
+    SELECT concat_ws('/', CAST(:batch_id AS text), domain, task_id, sample), :batch_id, domain, task_id, sample,
+           task_digest, group_id, sample, CAST(:first AS integer) + row_number() OVER (ORDER BY sample, place) - 1
     FROM unnest(CAST(:domains AS text[]), CAST(:ids AS text[]), CAST(:digests AS text[]), CAST(:groups AS text[]))
          WITH ORDINALITY AS task (domain, task_id, task_digest, group_id, place)
     CROSS JOIN generate_series(0, CAST(:samples AS integer) - 1) AS sample
@@ -54,7 +54,7 @@ async def register_batch(
     await _lock(conn, request, deployment_id, contract)
     compare(await _planned(conn, request.batch_id), chosen, request.spec.samples, extend=request.spec.extend)
     added = await _plan(conn, request, chosen)
-    await _launch(conn, request, task_set.set_digest, added)
+    await _launch(conn, request, deployment_id, task_set.set_digest, added)
     counts = select(func.count(), func.count().filter(tables.rollout.c.state == "final")).where(
         tables.rollout.c.batch_id == request.batch_id
     )
@@ -125,7 +125,9 @@ async def _plan(conn: AsyncConnection, request: RegisterBatch, chosen: list[Memb
     return (await conn.execute(_PLAN, values)).rowcount
 
 
-async def _launch(conn: AsyncConnection, request: RegisterBatch, set_digest: str, added: int) -> None:
+async def _launch(
+    conn: AsyncConnection, request: RegisterBatch, deployment_id: str, set_digest: str, added: int
+) -> None:
     """Once per launch: note it, clear the control flags of earlier launches, take over operational values."""
     launches = tables.registration
     known = select(launches.c.launch_index).where(
@@ -140,6 +142,8 @@ async def _launch(conn: AsyncConnection, request: RegisterBatch, set_digest: str
         "launch_id": request.launch_id,
         "launch_index": (await conn.scalar(newest) or 0) + 1,
         "spec": request.spec.model_dump(mode="json"),
+        "deployment_id": deployment_id,
+        "namespace": request.namespace,
         "set_digest": set_digest,
         "planned": await conn.scalar(planned),
         "added": added,

@@ -39,10 +39,9 @@ _NAMED = text(_ROWS.format(condition="rollout.rollout_key = ANY(:keys)")).bindpa
 
 _REQUEST = text("""
     INSERT INTO rerun_request (rollout_key, after_attempt, supersede, reason, requested_by, row_digest)
-    SELECT rollout_key, current_attempt, :supersede, :reason, :requested_by, ''
+    SELECT rollout_key, current_attempt, rollout_key = ANY(:admitted), :reason, :requested_by, ''
     FROM rollout WHERE rollout_key = ANY(:keys) AND state = 'final'
-    RETURNING rollout_key
-""").bindparams(bindparam("keys", type_=ARRAY(TEXT)))
+""").bindparams(bindparam("keys", type_=ARRAY(TEXT)), bindparam("admitted", type_=ARRAY(TEXT)))
 
 _WAIT = text("UPDATE rollout SET state = 'waiting' WHERE rollout_key = ANY(:keys)").bindparams(
     bindparam("keys", type_=ARRAY(TEXT))
@@ -84,8 +83,8 @@ async def request_rerun(
         )
     keys = [row["rollout_key"] for row in rows]
     if keys:
-        said = {"reason": reason, "requested_by": requested_by, "supersede": supersede}
-        await conn.execute(_REQUEST, {"keys": keys} | said)
+        said = {"reason": reason, "requested_by": requested_by}
+        await conn.execute(_REQUEST, {"keys": keys, "admitted": admitted} | said)
         await conn.execute(_WAIT, {"keys": keys})
         await conn.execute(_REOPEN, {"batch_id": batch_id})
     return keys

@@ -28,7 +28,7 @@ BEGIN
             sighting TO rollbook_worker;
         GRANT UPDATE (paused, frozen, stopping, cancelling, control_reason, concurrency, max_attempts, launch_id,
             closed_at) ON batch TO rollbook_worker;
-        GRANT UPDATE (state, queued_at, current_attempt, selected_attempt) ON rollout TO rollbook_worker;
+        GRANT UPDATE (state, queued_at, current_attempt, selected_attempt, decisions) ON rollout TO rollbook_worker;
         GRANT UPDATE (sandbox_id, state, nonce, isolation, view_url, started_at, lease_until, stopped_at, stop_reason)
             ON sandbox TO rollbook_worker;
         GRANT UPDATE (seen, first_at, last_at) ON sighting TO rollbook_worker;

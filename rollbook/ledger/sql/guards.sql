@@ -28,7 +28,8 @@ END $$;
 
 CREATE OR REPLACE FUNCTION guard_new_rollout() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF NEW.state <> 'waiting' OR NEW.current_attempt IS NOT NULL OR NEW.selected_attempt IS NOT NULL THEN
+    IF NEW.state <> 'waiting' OR NEW.current_attempt IS NOT NULL OR NEW.selected_attempt IS NOT NULL
+        OR NEW.decisions <> 0 THEN
         RAISE EXCEPTION 'rollout %: a row is planned as waiting, before any attempt', NEW.rollout_key
             USING ERRCODE = 'RB001';
     END IF;
@@ -75,6 +76,9 @@ BEGIN
             USING ERRCODE = 'RB001';
     END IF;
 
+    IF NEW.decisions <> OLD.decisions AND NEW.decisions <> OLD.decisions + 1 THEN
+        RAISE EXCEPTION 'rollout %: decisions are counted one by one', OLD.rollout_key USING ERRCODE = 'RB001';
+    END IF;
     IF NEW.selected_attempt IS DISTINCT FROM OLD.selected_attempt THEN
         IF NEW.selected_attempt IS NULL OR NEW.selected_attempt < OLD.selected_attempt THEN
             RAISE EXCEPTION 'rollout %: an older attempt is never selected again', OLD.rollout_key
@@ -201,6 +205,8 @@ BEGIN
         SELECT FROM rollout WHERE rollout_key = NEW.rollout_key AND identity_source = 'caller') THEN
         RAISE EXCEPTION 'rollout %: a derived identity is never trainable', NEW.rollout_key USING ERRCODE = 'RB001';
     END IF;
+    -- the count is kept so that a decision that was deleted behind the guards' back is missed
+    UPDATE rollout SET decisions = decisions + 1 WHERE rollout_key = NEW.rollout_key;
     RETURN NEW;
 END $$;
 
@@ -281,8 +287,8 @@ BEGIN
             EXECUTE FUNCTION refuse_change()', name || '_insert_only', name);
     END LOOP;
     -- the seal comes last: triggers of one kind fire in the order of their names
-    FOREACH name IN ARRAY ARRAY['registration', 'rerun_request', 'attempt', 'evaluation', 'outcome', 'admission',
-        'turn', 'model_call']
+    FOREACH name IN ARRAY ARRAY['artifact', 'registration', 'rerun_request', 'attempt', 'evaluation', 'outcome',
+        'admission', 'turn', 'model_call']
     LOOP
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT ON %I
             FOR EACH ROW EXECUTE FUNCTION seal_row()', 'zz_' || name || '_seal', name);

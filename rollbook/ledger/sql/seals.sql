@@ -4,10 +4,15 @@
 -- Times enter as seconds and floats as bits: their text depends on session settings. A column added later gets a
 -- second version of the function for the rows that have it, so that old rows keep their seal.
 
+CREATE OR REPLACE FUNCTION seal(r artifact) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN encode(sha256(convert_to(ROW(
+    r.sha256, r.size_bytes, r.media_type, extract(epoch FROM r.recorded_at)
+)::text, 'UTF8')), 'hex');
+
 CREATE OR REPLACE FUNCTION seal(r registration) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN encode(sha256(convert_to(ROW(
-    r.batch_id, r.launch_id, r.launch_index, r.spec, r.set_digest, r.planned, r.added, r.plan_digest,
-    extract(epoch FROM r.registered_at)
+    r.batch_id, r.launch_id, r.launch_index, r.spec, r.deployment_id, r.namespace, r.set_digest, r.planned, r.added,
+    r.plan_digest, extract(epoch FROM r.registered_at)
 )::text, 'UTF8')), 'hex');
 
 CREATE OR REPLACE FUNCTION seal(r rerun_request) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -25,8 +30,8 @@ RETURN encode(sha256(convert_to(ROW(
 CREATE OR REPLACE FUNCTION seal(r evaluation) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN encode(sha256(convert_to(ROW(
     r.rollout_key, r.attempt_index, r.completed, encode(float8send(r.score), 'hex'), r.score_type, r.reason,
-    r.guest_failed, r.detail, r.evaluator_revision, r.numpy_version, r.task_digest, r.isolation, r.exchanges, r.log_sha256,
-    encode(float8send(r.duration_s), 'hex'), extract(epoch FROM r.recorded_at)
+    r.guest_failed, r.detail, r.evaluator_revision, r.numpy_version, r.task_digest, r.isolation, r.exchanges,
+    r.log_sha256, encode(float8send(r.duration_s), 'hex'), extract(epoch FROM r.recorded_at)
 )::text, 'UTF8')), 'hex');
 
 CREATE OR REPLACE FUNCTION seal(r outcome) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -35,7 +40,8 @@ RETURN encode(sha256(convert_to(ROW(
     r.environment_done, r.horizon_reached, r.policy_stop_reason, r.guest_failed, r.steps, r.detail,
     r.termination_reason, r.runtime_eligible, r.runtime_admission_reason, r.runtime_admission_policy_id,
     encode(float8send(r.score), 'hex'), encode(float8send(r.reward), 'hex'), r.reward_mode,
-    r.closed_by, r.selected, r.next_state, r.turns, r.model_calls, extract(epoch FROM r.ended_at)
+    r.closed_by, r.selected, r.next_state, r.turns, r.model_calls,
+    r.evaluations, extract(epoch FROM r.ended_at)
 )::text, 'UTF8')), 'hex');
 
 CREATE OR REPLACE FUNCTION seal(r admission) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE

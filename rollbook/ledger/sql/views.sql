@@ -1,6 +1,49 @@
 -- Views: the ledger's public interface in SQL. Names and columns are stable; columns are only ever added at the end.
 --
 -- Loaded by every migration run (rollbook.ledger.migrate): dropped and created as a whole, they hold no data.
+-- A domain '(all)' is the whole batch. "of planned" counts what is masked or not final as no success and score 0;
+-- "of admitted" leaves it out. Both are always there, so that nobody has to guess the denominator.
+
+-- Statistics --------------------------------------------------------------------------------------------------
+
+CREATE OR REPLACE FUNCTION domain_rank(domain text) RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN domain = '(all)' THEN 1000 ELSE coalesce(array_position(ARRAY['chrome', 'gimp', 'libreoffice_calc',
+    'libreoffice_impress', 'libreoffice_writer', 'multi_apps', 'os', 'thunderbird', 'vlc', 'vs_code'], domain),
+    100) END;
+COMMENT ON FUNCTION domain_rank(text) IS 'OSWorld''s order of domains; others after them, (all) last';
+
+CREATE OR REPLACE FUNCTION wilson_low(successes bigint, trials bigint) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN CASE WHEN trials > 0 THEN greatest(0,
+    (successes::float8 / trials + 3.841458820694124 / (2 * trials) - 1.959963984540054 * sqrt(
+        (successes::float8 / trials) * (1 - successes::float8 / trials) / trials
+        + 3.841458820694124 / (4 * trials::float8 * trials))) / (1 + 3.841458820694124 / trials)) END;
+COMMENT ON FUNCTION wilson_low(bigint, bigint) IS 'lower end of the 95 % Wilson interval of a rate';
+
+CREATE OR REPLACE FUNCTION wilson_high(successes bigint, trials bigint) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN CASE WHEN trials > 0 THEN least(1,
+    (successes::float8 / trials + 3.841458820694124 / (2 * trials) + 1.959963984540054 * sqrt(
+        (successes::float8 / trials) * (1 - successes::float8 / trials) / trials
+        + 3.841458820694124 / (4 * trials::float8 * trials))) / (1 + 3.841458820694124 / trials)) END;
+COMMENT ON FUNCTION wilson_high(bigint, bigint) IS 'upper end of the 95 % Wilson interval of a rate';
+
+CREATE OR REPLACE FUNCTION pass_at_k(n bigint, c bigint, k bigint) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN CASE
+    WHEN n < k OR k < 1 THEN NULL
+    WHEN n - c < k THEN 1
+    WHEN c = 0 THEN 0
+    ELSE (SELECT 1 - exp(sum(ln(1 - k::float8 / i))) FROM generate_series(n - c + 1, n) AS i) END;
+COMMENT ON FUNCTION pass_at_k(bigint, bigint, bigint) IS
+    'unbiased pass@k from c successes in n samples: 1 - C(n-c, k) / C(n, k); NULL below k samples';
+
+CREATE OR REPLACE FUNCTION pass_hat_k(n bigint, c bigint, k bigint) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN CASE
+    WHEN n < k OR k < 1 THEN NULL
+    WHEN c < k THEN 0
+    ELSE (SELECT exp(sum(ln((c - i)::float8 / (n - i)))) FROM generate_series(0, k - 1) AS i) END;
+COMMENT ON FUNCTION pass_hat_k(bigint, bigint, bigint) IS
+    'unbiased pass^k, the chance that k samples all succeed: C(c, k) / C(n, k); NULL below k samples';
+
+-- Decisions and results ---------------------------------------------------------------------------------------
 
 CREATE VIEW current_admission AS
 SELECT rollout_key, attempt_index, scope, decision_index, admitted, policy_id, reason, decided_by, decided_at
@@ -10,3 +53,202 @@ WHERE NOT EXISTS (
     WHERE newer.rollout_key = decision.rollout_key AND newer.attempt_index = decision.attempt_index
       AND newer.scope = decision.scope AND newer.decision_index > decision.decision_index);
 COMMENT ON VIEW current_admission IS 'the decision in force per attempt and scope';
+
+CREATE VIEW rollout_result AS
+SELECT rollout.rollout_key, rollout.batch_id, rollout.domain, rollout.task_id, rollout.sample, rollout.state,
+       coalesce(rollout.current_attempt, 0) AS attempts, rollout.selected_attempt,
+       rollout.state = 'final' AND coalesce(decision.admitted, false) AS admitted,
+       rollout.state = 'final' AND NOT coalesce(decision.admitted, false) AS masked,
+       decision.reason AS admission_reason, decision.policy_id AS admission_policy_id, decision.decided_by,
+       outcome.termination_reason, outcome.score, outcome.reward, outcome.steps, outcome.detail, outcome.ended_at,
+       rollout.task_digest, rollout.group_id, rollout.plan_order
+FROM rollout
+LEFT JOIN outcome
+    ON outcome.rollout_key = rollout.rollout_key AND outcome.attempt_index = rollout.selected_attempt
+LEFT JOIN current_admission AS decision
+    ON decision.rollout_key = rollout.rollout_key AND decision.attempt_index = rollout.selected_attempt
+    AND decision.scope = 'runtime';
+COMMENT ON VIEW rollout_result IS 'one row per planned rollout: its state and, once it ended, the selected attempt';
+
+CREATE VIEW rollcall AS
+WITH counted AS (
+    SELECT batch_id, coalesce(domain, '(all)') AS domain,
+           count(*) AS planned,
+           count(*) FILTER (WHERE admitted) AS admitted,
+           count(*) FILTER (WHERE masked) AS masked,
+           count(*) FILTER (WHERE state IN ('queued', 'running')) AS running,
+           count(*) FILTER (WHERE state = 'waiting') AS waiting,
+           count(*) FILTER (WHERE state = 'queued') AS queued
+    FROM rollout_result GROUP BY GROUPING SETS ((batch_id, domain), (batch_id))
+), reason AS (
+    SELECT batch_id, coalesce(domain, '(all)') AS domain, termination_reason, admitted, count(*) AS number
+    FROM rollout_result WHERE state = 'final'
+    GROUP BY GROUPING SETS ((batch_id, domain, termination_reason, admitted), (batch_id, termination_reason, admitted))
+), reasons AS (
+    SELECT batch_id, domain,
+           jsonb_object_agg(termination_reason, number) FILTER (WHERE admitted) AS admitted_reasons,
+           jsonb_object_agg(termination_reason, number) FILTER (WHERE NOT admitted) AS masked_reasons
+    FROM reason GROUP BY batch_id, domain
+)
+SELECT batch_id, domain, planned, admitted, masked, running, waiting, queued,
+       coalesce(admitted_reasons, '{}') AS admitted_reasons, coalesce(masked_reasons, '{}') AS masked_reasons
+FROM counted LEFT JOIN reasons USING (batch_id, domain)
+ORDER BY batch_id, domain_rank(domain), domain;
+COMMENT ON VIEW rollcall IS 'per batch and domain: planned = admitted + masked + running + waiting, with reasons';
+
+CREATE VIEW scoreboard AS
+WITH scored AS (
+    SELECT batch_id, coalesce(domain, '(all)') AS domain,
+           count(*) AS planned,
+           count(*) FILTER (WHERE admitted) AS admitted,
+           count(*) FILTER (WHERE masked) AS masked,
+           count(*) FILTER (WHERE admitted AND score >= 1) AS binary_success_count,
+           coalesce(sum(score) FILTER (WHERE admitted), 0) AS score_sum,
+           sum(attempts) AS attempts
+    FROM rollout_result GROUP BY GROUPING SETS ((batch_id, domain), (batch_id))
+), again AS (
+    SELECT batch_id, coalesce(domain, '(all)') AS domain,
+           count(*) AS reruns, count(*) FILTER (WHERE supersede) AS superseded
+    FROM rerun_request JOIN rollout USING (rollout_key)
+    GROUP BY GROUPING SETS ((batch_id, domain), (batch_id))
+)
+SELECT batch_id, domain, planned, admitted, masked, binary_success_count,
+       binary_success_count::float8 / planned AS binary_success_rate_of_planned,
+       binary_success_count::float8 / nullif(admitted, 0) AS binary_success_rate_of_admitted,
+       score_sum / planned AS mean_score_of_planned,
+       score_sum / nullif(admitted, 0) AS mean_score_of_admitted,
+       wilson_low(binary_success_count, planned) AS wilson_low_of_planned,
+       wilson_high(binary_success_count, planned) AS wilson_high_of_planned,
+       wilson_low(binary_success_count, admitted) AS wilson_low_of_admitted,
+       wilson_high(binary_success_count, admitted) AS wilson_high_of_admitted,
+       attempts, coalesce(reruns, 0) AS reruns, coalesce(superseded, 0) AS superseded
+FROM scored LEFT JOIN again USING (batch_id, domain)
+ORDER BY batch_id, domain_rank(domain), domain;
+COMMENT ON VIEW scoreboard IS 'scores per batch and domain, over both denominators, with 95 % Wilson intervals';
+
+CREATE VIEW pass_k AS
+WITH task AS (
+    SELECT batch_id, task_id, count(*) AS planned, count(*) FILTER (WHERE admitted) AS admitted,
+           count(*) FILTER (WHERE admitted AND score >= 1) AS successes
+    FROM rollout_result GROUP BY batch_id, task_id
+), widest AS (
+    SELECT batch_id, max(planned) AS samples FROM task GROUP BY batch_id
+)
+SELECT batch_id, k, count(*) AS tasks,
+       count(*) FILTER (WHERE planned >= k) AS tasks_of_planned,
+       avg(pass_at_k(planned, successes, k)) AS pass_at_k_of_planned,
+       avg(pass_hat_k(planned, successes, k)) AS pass_hat_k_of_planned,
+       count(*) FILTER (WHERE admitted >= k) AS tasks_of_admitted,
+       avg(pass_at_k(admitted, successes, k)) AS pass_at_k_of_admitted,
+       avg(pass_hat_k(admitted, successes, k)) AS pass_hat_k_of_admitted
+FROM widest CROSS JOIN LATERAL generate_series(1, least(samples, 64)) AS k JOIN task USING (batch_id)
+GROUP BY batch_id, k ORDER BY batch_id, k;
+COMMENT ON VIEW pass_k IS 'pass@k and pass^k per batch, averaged over the tasks that have k samples';
+
+CREATE VIEW sample_spread AS
+WITH run AS (
+    SELECT batch_id, sample, count(*) AS planned,
+           count(*) FILTER (WHERE admitted AND score >= 1)::float8 / count(*) AS success_rate,
+           coalesce(sum(score) FILTER (WHERE admitted), 0) / count(*) AS mean_score
+    FROM rollout_result GROUP BY batch_id, sample
+)
+SELECT batch_id, count(*) AS samples, avg(success_rate) AS success_rate,
+       stddev_samp(success_rate) AS success_rate_stddev,
+       stddev_samp(success_rate) / sqrt(count(*)) AS success_rate_stderr,
+       avg(mean_score) AS mean_score, stddev_samp(mean_score) AS mean_score_stddev,
+       stddev_samp(mean_score) / sqrt(count(*)) AS mean_score_stderr
+FROM run GROUP BY batch_id ORDER BY batch_id;
+COMMENT ON VIEW sample_spread IS 'run-to-run spread: each sample index is one run over the tasks, of planned';
+
+-- Training ----------------------------------------------------------------------------------------------------
+
+CREATE VIEW training_rows AS
+WITH member AS (
+    SELECT rollout.rollout_key, rollout.batch_id, batch.contract_digest, batch.purpose, rollout.domain,
+           rollout.task_id, rollout.task_digest, rollout.sample, rollout.identity_source, rollout.sampling_event_id,
+           rollout.source_group_id, rollout.group_id, rollout.rollout_index, attempt.attempt_index,
+           attempt.trajectory_rollout_id, attempt.execution_id, outcome.termination_reason, outcome.score,
+           outcome.reward, runtime.admitted AS runtime_admitted, runtime.reason AS runtime_reason,
+           coalesce(training.admitted, false) AS training_admitted, training.reason AS training_reason
+    FROM rollout
+    JOIN batch USING (batch_id)
+    JOIN attempt ON attempt.rollout_key = rollout.rollout_key AND attempt.attempt_index = rollout.selected_attempt
+    JOIN outcome ON outcome.rollout_key = rollout.rollout_key AND outcome.attempt_index = rollout.selected_attempt
+    JOIN current_admission AS runtime ON runtime.rollout_key = rollout.rollout_key
+        AND runtime.attempt_index = rollout.selected_attempt AND runtime.scope = 'runtime'
+    LEFT JOIN current_admission AS training ON training.rollout_key = rollout.rollout_key
+        AND training.attempt_index = rollout.selected_attempt AND training.scope = 'training'
+    WHERE rollout.state = 'final'
+)
+SELECT member.*,
+       runtime_admitted AND training_admitted AND identity_source = 'caller' AS trainable,
+       count(*) OVER peers AS group_members,
+       count(*) FILTER (WHERE runtime_admitted) OVER peers AS group_valid,
+       avg(reward) FILTER (WHERE runtime_admitted) OVER peers AS group_baseline,
+       CASE WHEN runtime_admitted AND count(*) FILTER (WHERE runtime_admitted) OVER peers >= 2
+            THEN reward - avg(reward) FILTER (WHERE runtime_admitted) OVER peers END AS group_advantage
+FROM member WINDOW peers AS (PARTITION BY batch_id, group_id);
+COMMENT ON VIEW training_rows IS
+    'selected attempts with both decisions; group statistics leave masked members out, fewer than two give no signal';
+
+-- Operation ---------------------------------------------------------------------------------------------------
+
+CREATE VIEW episode_timeline AS
+SELECT rollout_key, NULL::integer AS attempt_index, planned_at AS at, 'planned' AS event, NULL::integer AS step,
+       task_id AS detail FROM rollout
+UNION ALL
+SELECT rollout_key, NULL, queued_at, 'queued', NULL, '' FROM rollout WHERE queued_at IS NOT NULL
+UNION ALL
+SELECT rollout_key, attempt_index, claimed_at, 'claimed', NULL, 'run ' || run_id FROM attempt
+UNION ALL
+SELECT rollout_key, attempt_index, created_at, 'desktop intended', NULL, provider FROM sandbox
+UNION ALL
+SELECT rollout_key, attempt_index, started_at, 'desktop ready', NULL, sandbox_id FROM sandbox
+WHERE started_at IS NOT NULL
+UNION ALL
+SELECT rollout_key, attempt_index, stopped_at, 'desktop stopped', NULL, stop_reason FROM sandbox
+WHERE stopped_at IS NOT NULL
+UNION ALL
+SELECT rollout_key, attempt_index, recorded_at, 'decided', step,
+       concat_ws('; ', nullif(summary, ''), policy_stop_reason, parse_error) FROM model_call
+UNION ALL
+SELECT rollout_key, attempt_index, ended_at, CASE WHEN step = 0 THEN 'observed' ELSE 'acted' END, step,
+       concat_ws('; ', jsonb_array_length(actions) || ' actions',
+           CASE WHEN in_doubt > 0 THEN in_doubt || ' in doubt' END,
+           CASE WHEN raised > 0 THEN raised || ' raised' END) FROM turn
+UNION ALL
+SELECT rollout_key, attempt_index, recorded_at, 'evaluated', NULL,
+       CASE WHEN completed THEN 'score ' || score ELSE reason END FROM evaluation
+UNION ALL
+SELECT rollout_key, attempt_index, ended_at, 'ended', NULL, termination_reason FROM outcome
+UNION ALL
+SELECT rollout_key, attempt_index, decided_at, CASE WHEN admitted THEN 'admitted' ELSE 'masked' END, NULL,
+       concat_ws('; ', scope, reason, decided_by) FROM admission
+UNION ALL
+SELECT rollout_key, after_attempt, requested_at, CASE WHEN supersede THEN 'superseded' ELSE 'rerun requested' END, NULL,
+       concat_ws('; ', reason, requested_by) FROM rerun_request;
+COMMENT ON VIEW episode_timeline IS 'everything that happened to a rollout; filter by rollout_key, order by at';
+
+CREATE VIEW live_sandboxes AS
+SELECT sandbox_key, deployment_id, provider, sandbox_id, batch_id, sandbox.rollout_key, sandbox.attempt_index,
+       sandbox.state, sandbox.isolation, view_url, created_at, started_at, lease_until,
+       lease_until < now() AS lease_expired, outcome.rollout_key IS NULL AS attempt_open
+FROM sandbox JOIN rollout USING (rollout_key)
+LEFT JOIN outcome ON outcome.rollout_key = sandbox.rollout_key AND outcome.attempt_index = sandbox.attempt_index
+WHERE sandbox.state <> 'stopped'
+ORDER BY created_at;
+COMMENT ON VIEW live_sandboxes IS 'desktops that were intended or are running, and whether their attempt is open';
+
+CREATE VIEW model_usage AS
+SELECT batch_id, domain, policy_kind, coalesce(model_name, policy_kind) AS model_name, model_version,
+       count(*) AS calls, count(*) FILTER (WHERE accepted) AS accepted,
+       count(*) FILTER (WHERE parse_attempt > 1) AS parse_retries,
+       count(*) FILTER (WHERE NOT completed) AS failed,
+       sum(prompt_tokens) AS prompt_tokens, sum(completion_tokens) AS completion_tokens,
+       sum(latency_s) AS latency_total_s,
+       percentile_cont(0.5) WITHIN GROUP (ORDER BY latency_s) AS latency_p50_s,
+       percentile_cont(0.95) WITHIN GROUP (ORDER BY latency_s) AS latency_p95_s
+FROM model_call JOIN rollout USING (rollout_key)
+GROUP BY batch_id, domain, policy_kind, coalesce(model_name, policy_kind), model_version
+ORDER BY batch_id, domain_rank(domain), domain;
+COMMENT ON VIEW model_usage IS 'calls, tokens and latencies per batch, domain and model';

@@ -119,6 +119,7 @@ outcome = Table(
     text("next_state", "state of the rollout after it: final, running (earned a new attempt) or waiting"),
     integer("turns", "turn rows of the attempt when it ended"),
     integer("model_calls", "model_call rows of the attempt when it ended"),
+    integer("evaluations", "evaluation rows of the attempt when it ended, 0 or 1"),
     now("ended_at", "when it ended"),
     row_digest(),
     to_attempt(),
@@ -155,7 +156,7 @@ outcome = Table(
         f"{LEGACY} OR runtime_admission_reason ="
         " CASE WHEN runtime_eligible THEN 'valid_evaluated_outcome' ELSE termination_reason END",
     ),
-    check("outcome_counts", "steps >= 0 AND turns >= 0 AND model_calls >= 0"),
+    check("outcome_counts", "steps >= 0 AND turns >= 0 AND model_calls >= 0 AND evaluations IN (0, 1)"),
     check("outcome_closed_by", one_of("closed_by", ("episode", "claim", "cancel", "reconcile", "import"))),
     check("outcome_next_state", one_of("next_state", ("final", "running", "waiting"))),
     check("outcome_final_is_selectable", "closed_by <> 'claim' OR (next_state = 'running' AND NOT selected)"),

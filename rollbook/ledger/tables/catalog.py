@@ -10,6 +10,7 @@ from rollbook.ledger.tables.base import (
     metadata,
     not_blank,
     now,
+    row_digest,
     sha256_text,
     text,
 )
@@ -21,6 +22,7 @@ artifact = Table(
     Column("size_bytes", BigInteger, nullable=False, comment="size of the bytes"),
     text("media_type", "media type, for instance image/png"),
     now("recorded_at", "when the ledger first referred to it"),
+    row_digest(),
     check("artifact_sha256", sha256_text("sha256")),
     check("artifact_size", "size_bytes >= 0"),
     check("artifact_media_type", not_blank("media_type")),
