@@ -11,6 +11,7 @@ from models.episode import AttemptRef, Desk, Finalized, FinalizeRequest, Observa
 from models.evidence import ArtifactRef
 from models.task import Task
 from rollbook.errors import LedgerError
+from rollbook.ledger import audit as auditing
 from rollbook.ledger import (
     catalog,
     claim,
@@ -29,6 +30,7 @@ from rollbook.ledger import (
 from rollbook.ledger.engine import create_engine, transaction
 from rollbook.ledger.records import (
     AttemptContext,
+    AuditReport,
     BatchControl,
     Claim,
     Evaluation,
@@ -313,6 +315,10 @@ class Ledger:
             return await decisions.decide_admission(
                 conn, rollout_key, decision, decided_by=decided_by, attempt_index=attempt_index, evidence=evidence
             )
+
+    async def audit(self, batch_id: str, artifacts: auditing.Artifacts | None = None) -> AuditReport:
+        """Prove the roll call of a batch, or list what is wrong; without `artifacts` their bytes are not read."""
+        return await auditing.audit(self.engine, batch_id, artifacts)
 
     # --- reconciliation -------------------------------------------------------------------------------------
 
