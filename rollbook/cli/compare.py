@@ -1,0 +1,46 @@
+"""Whether a spec may be launched under a batch id that exists: the ledger's own rules, asked before anything starts."""
+
+from models.batch import BatchSpec, Resolved, ScriptedPolicy, contract_of, difference
+from rollbook.errors import InvalidInput, SpecConflict
+from rollbook.ledger import Ledger
+from rollbook.ledger.queries import BatchRow, Reader
+from rollbook.ledger.selection import Member, Planned, compare, select_tasks
+
+
+async def require_same_contract(ledger: Ledger, known: BatchRow, spec: BatchSpec) -> None:
+    """Raises SpecConflict with the difference when the batch exists with another contract.
+
+    What only workers can resolve (image, evaluator) is taken from the stored contract: they compare it themselves.
+    """
+    script = await ledger.find_script(spec.policy.script) if isinstance(spec.policy, ScriptedPolicy) else None
+    resolved = Resolved.model_validate(known.contract["resolved"] | {"script_digest": script})
+    if lines := difference(known.contract, contract_of(spec, resolved)):
+        raise SpecConflict(
+            f"batch {known.batch_id} exists with another contract: {'; '.join(lines)}. "
+            "Submit the same spec to resume it, or choose a new batch id"
+        )
+
+
+async def require_same_selection(ledger: Ledger, reader: Reader, known: BatchRow, spec: BatchSpec) -> None:
+    """Raises SpecConflict unless the spec selects what a *running* batch has planned."""
+    task_set = await ledger.find_task_set(spec.task_set)
+    chosen = select_tasks(await reader.members(task_set.set_digest), spec.tasks)
+    planned = await reader.planned(known.batch_id)
+    compare(planned, chosen, spec.samples, extend=spec.extend)
+    if spec.extend and _grows(planned, chosen, spec.samples):
+        raise InvalidInput(
+            f"batch {known.batch_id} is running; tasks and samples are added by a relaunch: "
+            f"`rollbook stop {known.batch_id}`, then submit this spec again"
+        )
+
+
+def _grows(planned: list[Planned], chosen: list[Member], samples: int) -> bool:
+    before = {row.task_id: row.samples for row in planned}
+    return any(before.get(task.task_id, 0) < samples for task in chosen)
+
+
+def operational_difference(known: BatchRow, spec: BatchSpec) -> list[str]:
+    """What a running batch does not take over from a second submit: concurrency, attempts, note."""
+    before = {name: getattr(known, name, None) for name in ("concurrency", "max_attempts")}
+    now = {"concurrency": spec.concurrency, "max_attempts": spec.max_attempts}
+    return difference(before, now)

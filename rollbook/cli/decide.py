@@ -1,0 +1,69 @@
+"""`admit` and `mask`: decisions after the fact. They are appended; facts, score and reward never change."""
+
+import getpass
+from typing import Annotated
+
+import typer
+
+from models.admission import AdmissionDecision, Scope
+from rollbook.cli.aio import finish
+from rollbook.cli.opening import open_ledger, open_reader, settings
+from rollbook.cli.options import AsJson, Reason, RolloutArgument
+from rollbook.cli.out import print_json, say
+
+MANUAL_POLICY = "rollbook-manual-v1"
+"""Policy id of decisions that a person made with this command."""
+
+PolicyId = Annotated[str, typer.Option("--policy-id", help="The rule by which you decide.")]
+ForScope = Annotated[Scope, typer.Option("--scope", help="May it be counted, or may it be trained on.")]
+
+
+def admit(
+    rollout: RolloutArgument,
+    reason: Reason,
+    policy_id: PolicyId = MANUAL_POLICY,
+    scope: ForScope = Scope.RUNTIME,
+    as_json: AsJson = False,
+) -> None:
+    """Admit a rollout's selected attempt. Only an evaluated one can be admitted."""
+    finish(_decide(rollout, True, reason, policy_id, scope, as_json))
+
+
+def mask(
+    rollout: RolloutArgument,
+    reason: Reason,
+    policy_id: PolicyId = MANUAL_POLICY,
+    scope: ForScope = Scope.RUNTIME,
+    as_json: AsJson = False,
+) -> None:
+    """Mask a rollout's selected attempt: it stays on record and is not counted."""
+    finish(_decide(rollout, False, reason, policy_id, scope, as_json))
+
+
+async def _decide(given: str, admitted: bool, reason: str, policy_id: str, scope: Scope, as_json: bool) -> int:
+    found = settings()
+    async with open_reader(found) as reader:
+        key = await reader.find_rollout(given)
+    decision = AdmissionDecision(scope=scope, policy_id=policy_id, admitted=admitted, reason=reason)
+    async with open_ledger(found) as ledger:
+        attempt = await ledger.decide_admission(key, decision, decided_by=whoami())
+    if as_json:
+        print_json(
+            {
+                "rollout_key": key,
+                "attempt_index": attempt.attempt_index,
+                **decision.model_dump(),
+                "decided_by": whoami(),
+            }
+        )
+    else:
+        say(f"{key} attempt {attempt.attempt_index} is {'admitted' if admitted else 'masked'} ({scope}): {reason}")
+    return 0
+
+
+def whoami() -> str:
+    """Who runs the command, for decisions that are kept."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        return "unknown"

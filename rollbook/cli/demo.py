@@ -1,0 +1,147 @@
+"""`demo`: the quickstart batch from nothing to a proven roll call."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rollbook.cli.aio import finish
+from rollbook.cli.audit import examine, print_audit
+from rollbook.cli.failures import NOT_TRUE, OK, Failed
+from rollbook.cli.files import read_json
+from rollbook.cli.links import Links
+from rollbook.cli.opening import open_ledger, open_reader, settings
+from rollbook.cli.out import clean, print_table, say
+from rollbook.cli.report import print_rollouts, print_scoreboard
+from rollbook.cli.status import print_roll_call
+from rollbook.cli.submit import default_batch_id, launch, load_spec, read_batch_id, tell
+from rollbook.cli.watch import follow
+from rollbook.ledger import AuditReport
+from rollbook.osworld.tasksets import read_task_set
+from rollbook.policies.scripted import read_script
+from rollbook.settings import PROJECT_ROOT, Settings
+from rollbook.stack.connections import local_stack
+
+EXAMPLES = PROJECT_ROOT / "examples"
+NAME = "quickstart"
+"""Name of the demo's task set, script and spec."""
+
+Row = dict[str, Any]
+
+
+def demo(
+    batch_id: Annotated[str | None, typer.Option("--batch-id", help="Default: a fresh one.")] = None,
+) -> None:
+    """Run six small tasks on real desktops. Exit code 0 when every row is final and the audit is clean."""
+    finish(_demo(batch_id))
+
+
+async def _demo(given: str | None) -> int:
+    from rollbook.stack.lifecycle import up  # slow to import
+
+    found = settings()
+    await up(found)
+    say()
+    await register(found)
+    spec_file = EXAMPLES / "batches" / f"{NAME}.json"
+    batch_id = read_batch_id(given) if given else default_batch_id(str(spec_file))
+    tell(await launch(found, batch_id, load_spec(str(spec_file))))
+    code = await follow(found, batch_id)
+    rollouts, report = await _print_results(found, batch_id)
+    _warn_of_deviations(rollouts)
+    _print_next(found, batch_id, rollouts)
+    return OK if code == OK and report.ok else NOT_TRUE
+
+
+async def register(found: Settings) -> None:
+    """The demo's task set and script; the same again change nothing."""
+    if not (EXAMPLES / NAME).is_dir():
+        raise Failed(f"{EXAMPLES / NAME} is missing: run the demo from a checkout")
+    body = read_json(str(EXAMPLES / "scripts" / f"{NAME}.json"))
+    read_script(body)
+    async with open_ledger(found) as ledger:
+        tasks = await ledger.register_task_set(NAME, read_task_set(EXAMPLES / NAME))
+        script = await ledger.register_script(NAME, body)
+    say(f"task set {NAME}@{tasks.set_digest[:12]}: {tasks.tasks} tasks; script {NAME}@{script[:12]}")
+
+
+async def _print_results(found: Settings, batch_id: str) -> tuple[list[Row], AuditReport]:
+    async with open_reader(found) as reader, open_ledger(found) as ledger:
+        rollouts = await reader.rollouts(batch_id)
+        say()
+        print_rollouts(rollouts)
+        say()
+        print_roll_call(await reader.domains(batch_id))
+        say()
+        print_scoreboard(await reader.scoreboard(batch_id))
+        say()
+        report = await examine(found, ledger, batch_id)
+        print_audit(report)
+        say()
+        _print_links(Links.of(found), batch_id, rollouts, await reader.last_screens(batch_id))
+    return rollouts, report
+
+
+def _print_links(links: Links, batch_id: str, rollouts: list[Row], screens: dict[str, str]) -> None:
+    if links.ui is None:
+        return
+    say(f"batch in the Temporal UI:  {links.workflow(batch_id)}")
+    say(f"its episodes:              {links.episodes(batch_id)}")
+    if rollouts:
+        say(f"one episode:               {links.workflow(rollouts[0]['rollout_key'])}")
+    cells = [(row["task_id"], links.artifact(screens.get(row["rollout_key"]))) for row in rollouts]
+    say()
+    print_table(("TASK", "LAST SCREENSHOT"), cells)
+
+
+def deviations(rollouts: list[Row], expected: dict[str, Row]) -> list[str]:
+    """Where results differ from what the examples lead to on a healthy machine."""
+    lines = []
+    for row in rollouts:
+        wanted = expected.get(row["task_id"], {})
+        for name, value in wanted.items():
+            if row[name] != value:
+                lines.append(f"{row['task_id']}: {name} is {row[name]}, expected {value}")
+    return lines
+
+
+def _warn_of_deviations(rollouts: list[Row]) -> None:
+    expected = json.loads((EXAMPLES / NAME / "expected.json").read_text())
+    lines = deviations(rollouts, expected)
+    say()
+    for line in lines:
+        say(f"warning: {clean(line)}")
+    if not lines:
+        say("every result is as expected; not all scores are 1: one script fails on purpose, one does part of the work")
+
+
+def _print_next(found: Settings, batch_id: str, rollouts: list[Row]) -> None:
+    from rollbook.stack.temporal_server import temporal_binary
+
+    temporal = _relative(temporal_binary())
+    spec = _relative(EXAMPLES / "batches" / f"{NAME}.json")
+    address = _address(found)
+    say()
+    say("next:")
+    say(f"  rollbook show {rollouts[0]['rollout_key'] if rollouts else 'ROLLOUT'}")
+    say(f"  rollbook sql -c \"SELECT * FROM rollcall WHERE batch_id = '{batch_id}'\"")
+    say(
+        f"  {temporal} workflow start {address}--type BenchmarkBatch --task-queue {found.task_queue_orchestrate} "
+        f"--workflow-id try-1 --fail-existing --input-file {spec}"
+    )
+    say("  rollbook watch try-1")
+
+
+def _relative(path: Path) -> str:
+    """A path as people in this directory would type it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _address(found: Settings) -> str:
+    """`--address …` where the plain CLI would not find the server by itself."""
+    state = local_stack(found)
+    if os.environ.get("TEMPORAL_ADDRESS") or state is None or state.temporal_address in (None, "127.0.0.1:7233"):
+        return ""
+    return f"--address {state.temporal_address} "

@@ -1,0 +1,35 @@
+"""Reads JSON files that people wrote."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rollbook.errors import InvalidInput
+
+
+def read_json(name: str) -> Any:
+    """The JSON of a file, or of standard input for `-`; raises InvalidInput that names file, line and column."""
+    where = "standard input" if name == "-" else name
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
+    except OSError as error:
+        raise InvalidInput(f"{where}: {error.strerror or error}") from error
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"{where}: line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except ValueError as error:  # not UTF-8, or one of ours
+        raise InvalidInput(f"{where}: {error}") from error
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(key for key in names if names.count(key) > 1)
+        raise ValueError(f"the key {twice!r} occurs twice in one object")
+    return found

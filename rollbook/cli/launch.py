@@ -1,0 +1,107 @@
+"""Starts batch workflows and asks whether they live: what `submit`, `rerun` and `demo` have to do with Temporal."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from models import names
+from models.batch import BatchResult, BatchSpec
+from rollbook.cli.failures import Failed
+from rollbook.errors import InvalidInput
+from rollbook.ledger.queries import Reader
+
+POLL_S = 0.2
+
+Life = Literal["running", "completed", "failed", "canceled", "terminated", "timed out", "continued", "absent"]
+
+_LIFE: dict[WorkflowExecutionStatus, Life] = {
+    WorkflowExecutionStatus.RUNNING: "running",
+    WorkflowExecutionStatus.COMPLETED: "completed",
+    WorkflowExecutionStatus.FAILED: "failed",
+    WorkflowExecutionStatus.CANCELED: "canceled",
+    WorkflowExecutionStatus.TERMINATED: "terminated",
+    WorkflowExecutionStatus.TIMED_OUT: "timed out",
+    WorkflowExecutionStatus.CONTINUED_AS_NEW: "continued",
+}
+
+
+async def life_of(client: Client, workflow_id: str) -> Life:
+    """What Temporal knows about the newest run of a workflow; `absent` where it knows none (any more)."""
+    try:
+        description = await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return "absent"
+        raise
+    return _LIFE.get(description.status, "running") if description.status is not None else "running"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A start of a batch workflow."""
+
+    batch_id: str
+    run_id: str
+    already_running: bool = False
+
+
+async def start_batch(client: Client, batch_id: str, spec: dict[str, Any], task_queue: str) -> Launch:
+    """Start BenchmarkBatch, or find that it runs."""
+    try:
+        handle = await client.start_workflow(
+            names.BATCH,
+            spec,
+            id=batch_id,
+            task_queue=task_queue,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+            static_summary=str(spec.get("note", ""))[:200] or None,
+        )
+    except WorkflowAlreadyStartedError as error:
+        return Launch(batch_id, error.run_id or "", already_running=True)
+    return Launch(batch_id, handle.first_execution_run_id or "")
+
+
+async def await_registration(
+    client: Client, reader: Reader, launch: Launch, timeout_s: float
+) -> BatchResult | Literal["registered", "not taken up"]:
+    """Wait until a launch is registered, or has ended; its result when it ended at once.
+
+    Raises InvalidInput with the workflow's own words when it was refused, Failed when it failed otherwise.
+    """
+    handle = client.get_workflow_handle(launch.batch_id, run_id=launch.run_id, result_type=BatchResult)
+    ends_at = time.monotonic() + timeout_s
+    while time.monotonic() < ends_at:
+        row = await reader.known_batch(launch.batch_id)
+        if row is not None and row.launch_id == launch.run_id and row.launch_index is not None:
+            return "registered"
+        if (await handle.describe()).status != WorkflowExecutionStatus.RUNNING:
+            return await result_of(client, launch.batch_id, launch.run_id)
+        await asyncio.sleep(POLL_S)
+    return "not taken up"
+
+
+async def result_of(client: Client, batch_id: str, run_id: str | None = None) -> BatchResult:
+    """The result of a batch workflow; raises InvalidInput when it was refused, Failed when it failed otherwise."""
+    handle = client.get_workflow_handle(batch_id, run_id=run_id, result_type=BatchResult)
+    try:
+        result: BatchResult = await handle.result()
+        return result
+    except WorkflowFailureError as error:
+        cause = error.cause
+        if isinstance(cause, ApplicationError) and cause.type == names.INVALID_INPUT:
+            raise InvalidInput(cause.message) from error
+        if isinstance(cause, CancelledError):
+            raise Failed(f"batch {batch_id} was cancelled") from error
+        raise Failed(f"batch {batch_id}: its workflow failed: {cause}") from error
+
+
+def as_input(spec: BatchSpec) -> dict[str, Any]:
+    """The spec as the workflow takes it."""
+    return spec.model_dump(mode="json")

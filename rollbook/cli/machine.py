@@ -1,0 +1,128 @@
+"""`up`, `down`, `ps`, `logs`, `doctor`, `migrate`, `worker`: the machine under the batches."""
+
+import os
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rollbook.cli.aio import finish
+from rollbook.cli.failures import WRONG_INPUT
+from rollbook.cli.opening import settings
+from rollbook.cli.options import AsJson
+from rollbook.cli.out import note, print_fields, print_json, print_table, say
+from rollbook.stack.connections import ledger_url
+
+if TYPE_CHECKING:
+    from rollbook.stack.report import StackReport
+
+# `rollbook.stack` brings the Docker client, which is slow to import: every command imports what it needs itself.
+
+
+def up(
+    no_engine: Annotated[bool, typer.Option("--no-engine", help="Leave the Docker engine alone.")] = False,
+) -> None:
+    """Start the local stack: Temporal, Postgres, artifact server, workers. Harmless when it runs."""
+    from rollbook.stack.lifecycle import up as start_stack
+
+    async def work() -> int:
+        await start_stack(settings(), engine=not no_engine)
+        return 0
+
+    finish(work())
+
+
+def down(
+    engine: Annotated[bool, typer.Option("--engine", help="Also stop a Docker engine that `up` started.")] = False,
+) -> None:
+    """Stop the local stack and remove every desktop of this deployment."""
+    from rollbook.stack.lifecycle import down as stop_stack
+
+    async def work() -> int:
+        await stop_stack(settings(), engine=engine)
+        return 0
+
+    finish(work())
+
+
+def ps(as_json: AsJson = False) -> None:
+    """Show what runs. Exit code 1 unless everything is well."""
+    from rollbook.stack.report import ps as look_at_stack
+
+    async def work() -> int:
+        report = await look_at_stack(settings())
+        print_json(report.model_dump(mode="json")) if as_json else _print_stack(report)
+        return 0 if report.healthy else 1
+
+    finish(work())
+
+
+def _print_stack(report: "StackReport") -> None:
+    rows = [
+        (row.name, row.state, row.pid, row.for_s, row.restarts, row.address, (row.last_exit or "").split("\n")[0])
+        for row in report.processes
+    ]
+    if rows:
+        print_table(("NAME", "STATE", "PID", "SECONDS", "RESTARTS", "ADDRESS", "LAST EXIT"), rows)
+    print_fields({"desktops": "no Docker engine" if report.desktops is None else report.desktops})
+    if report.advice:
+        say(report.advice)
+
+
+def logs(
+    name: Annotated[str | None, typer.Argument(help="One log, for instance worker; all of them by default.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines from the end.")] = 50,
+) -> None:
+    """Print the logs of the local stack."""
+    from rollbook.stack.report import logs as print_logs
+
+    async def work() -> int:
+        await print_logs(settings(), name, follow, lines)
+        return 0
+
+    finish(work())
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine lacks and how to mend it. Exit code 1 if something required is missing."""
+    from rollbook.stack.doctor import doctor as examine
+    from rollbook.stack.doctor import print_checks
+
+    async def work() -> int:
+        return print_checks(await examine(settings()), as_json=as_json)
+
+    finish(work())
+
+
+def migrate() -> None:
+    """Bring the ledger's schema up to date. `rollbook up` does it too."""
+    from rollbook.stack.prepare import migrate as migrate_ledger
+
+    async def work() -> int:
+        await migrate_ledger(ledger_url(settings()))
+        say("the ledger has the newest schema")
+        return 0
+
+    finish(work())
+
+
+class Role(StrEnum):
+    """Which task queues a worker polls."""
+
+    ORCHESTRATE = "orchestrate"
+    DESKTOP = "desktop"
+    OSWORLD = "osworld"
+    ALL = "all"
+
+
+def worker(role: Annotated[Role, typer.Option(help="Which task queues to poll.")] = Role.ALL) -> None:
+    """Run one worker process until SIGTERM or Ctrl-C; then it drains."""
+    from rollbook.stack.worker import WORKER_PROGRAM
+
+    if not WORKER_PROGRAM.exists():
+        note(f"error: {WORKER_PROGRAM} is missing: run this from a checkout")
+        raise typer.Exit(WRONG_INPUT)
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, str(WORKER_PROGRAM), "--role", role.value])

@@ -1,0 +1,55 @@
+"""Opens what one command needs, no more: the ledger, the reader of the ledger, Temporal, the artifact store."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from rollbook.cli.failures import Unreachable
+from rollbook.ledger import Ledger
+from rollbook.ledger.queries import Reader
+from rollbook.plugin import RollbookPlugin
+from rollbook.settings import Settings, load_settings
+from rollbook.stack.connections import ledger_url, temporal_connect_config
+
+CONNECT_S = 15.0
+
+
+def settings() -> Settings:
+    """The settings of this process; raises ConfigError that names each bad variable."""
+    return load_settings()
+
+
+@asynccontextmanager
+async def open_ledger(found: Settings) -> AsyncIterator[Ledger]:
+    """The ledger, for commands that write to it."""
+    ledger = Ledger.connect(ledger_url(found), pool_size=2)
+    try:
+        yield ledger
+    finally:
+        await ledger.aclose()
+
+
+@asynccontextmanager
+async def open_reader(found: Settings) -> AsyncIterator[Reader]:
+    """The ledger, for commands that only read."""
+    reader = Reader.connect(ledger_url(found))
+    try:
+        yield reader
+    finally:
+        await reader.aclose()
+
+
+async def connect(found: Settings) -> Client:
+    """A Temporal client; raises Unreachable that names the address."""
+    config = temporal_connect_config(found)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            return await Client.connect(**config, plugins=[RollbookPlugin()])
+    except (RuntimeError, RPCError, TimeoutError) as error:
+        first = (str(error) or "no answer").splitlines()[0][:200]
+        raise Unreachable(
+            f"Temporal does not answer at {config.get('target_host')}: {first}; is it running (`rollbook ps`)?"
+        ) from error

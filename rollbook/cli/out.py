@@ -1,0 +1,118 @@
+"""How results are printed: one JSON document for scripts, tables on a terminal, plain aligned lines otherwise."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Cell = str | int | float | bool | datetime | None
+
+
+def is_terminal() -> bool:
+    """Whether a person looks at stdout."""
+    return sys.stdout.isatty()
+
+
+def console() -> Console:
+    """The terminal; never interprets markup or highlights, because most of what we print came from elsewhere."""
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+def say(text: str = "") -> None:
+    """One line on stdout."""
+    print(text)
+
+
+def note(text: str) -> None:
+    """One line for people on stderr: not part of the result."""
+    print(text, file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """The one JSON document of a command run with `--json`."""
+    print(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="milliseconds")
+    return str(value)
+
+
+def clean(text: str, limit: int | None = None) -> str:
+    """One line without control characters (a guest or a model may have written them), at most `limit` long."""
+    flat = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    return flat if limit is None or len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def cell(value: Cell) -> str:
+    """A value as people read it; `-` for what is not known."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, float):
+        return f"{value:.4f}".rstrip("0").rstrip(".")
+    return clean(str(value))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], title: str = "") -> None:
+    """Rows under column names. Numbers stand right."""
+    listed = [list(row) for row in rows]
+    right = [_numeric(row[i] for row in listed) for i in range(len(columns))]
+    texts = [[cell(value) for value in row] for row in listed]
+    if is_terminal():
+        _rich_table(columns, texts, right, title)
+    else:
+        _plain_table(columns, texts, right, title)
+
+
+def _numeric(values: Iterable[Cell]) -> bool:
+    found = [value for value in values if value is not None]
+    return bool(found) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in found)
+
+
+def _rich_table(columns: Sequence[str], rows: list[list[str]], right: list[bool], title: str) -> None:
+    table = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
+    for name, numeric in zip(columns, right, strict=True):
+        table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold", header_style="bold")
+    for row in rows:
+        table.add_row(*(Text(value) for value in row))
+    console().print(table)
+
+
+def _plain_table(columns: Sequence[str], rows: list[list[str]], right: list[bool], title: str) -> None:
+    if title:
+        print(title)
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for row in [list(columns), *rows]:
+        padded = [
+            value.rjust(width) if numeric else value.ljust(width)
+            for value, width, numeric in zip(row, widths, right, strict=True)
+        ]
+        print("  ".join(padded).rstrip())
+
+
+def print_fields(fields: Mapping[str, Cell]) -> None:
+    """`name: value` lines, aligned; what is not known is left out."""
+    known = {name: value for name, value in fields.items() if value is not None and value != ""}
+    width = max(map(len, known), default=0)
+    for name, value in known.items():
+        print(f"{name + ':':<{width + 1}} {cell(value)}")
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,155 @@
+"""`report`: the scoreboard of a batch. Every rate is given over both denominators, so that nobody has to guess."""
+
+from typing import Annotated, Any
+
+import typer
+
+from rollbook.cli.aio import finish
+from rollbook.cli.opening import open_reader, settings
+from rollbook.cli.options import AsJson, BatchArgument
+from rollbook.cli.out import print_fields, print_json, print_table, say
+from rollbook.ledger.queries import Reader
+
+Row = dict[str, Any]
+
+
+def report(
+    batch: BatchArgument,
+    rollouts: Annotated[bool, typer.Option("--rollouts", help="Also list every rollout.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show scores: of planned (masked and unfinished count as no success) and of admitted."""
+
+    async def work() -> int:
+        async with open_reader(settings()) as reader:
+            found = await read(reader, batch, rollouts)
+        print_json(found) if as_json else print_report(found)
+        return 0
+
+    finish(work())
+
+
+async def read(reader: Reader, batch_id: str, rollouts: bool) -> Row:
+    """What `report` shows."""
+    row = await reader.batch(batch_id)
+    return {
+        "batch_id": batch_id,
+        "reward_mode": row.contract["reward_mode"],
+        "contract_digest": row.contract_digest,
+        "counts": (await reader.counts(batch_id)).model_dump(),
+        "scoreboard": await reader.scoreboard(batch_id),
+        "pass_k": await reader.pass_k(batch_id),
+        "spread": await reader.spread(batch_id),
+        "masked_reasons": await reader.masked(batch_id),
+        "rollouts": await reader.rollouts(batch_id) if rollouts else None,
+    }
+
+
+def print_report(found: Row) -> None:
+    """The report, for people."""
+    counts = found["counts"]
+    open_rows = counts["waiting"] + counts["running"]
+    print_fields(
+        {
+            "batch": found["batch_id"],
+            "reward mode": found["reward_mode"],
+            "not final yet": f"{open_rows} of {counts['planned']} rollouts; the numbers will change"
+            if open_rows
+            else None,
+        }
+    )
+    say()
+    print_scoreboard(found["scoreboard"])
+    _print_samples(found["pass_k"], found["spread"])
+    if found["masked_reasons"]:
+        say()
+        print_table(("MASKED BECAUSE", "ROLLOUTS"), [(r["reason"], r["rollouts"]) for r in found["masked_reasons"]])
+    if found["rollouts"] is not None:
+        say()
+        print_rollouts(found["rollouts"])
+
+
+def print_scoreboard(rows: list[Row]) -> None:
+    """Success and mean score by domain, over planned and over admitted."""
+    cells = [
+        (
+            row["domain"],
+            row["planned"],
+            row["admitted"],
+            row["masked"],
+            row["binary_success_count"],
+            _rate(row, "planned"),
+            _rate(row, "admitted"),
+            row["mean_score_of_planned"],
+            row["mean_score_of_admitted"],
+            row["attempts"],
+            row["superseded"],
+        )
+        for row in rows
+        if row["domain"] != "(all)" or len(rows) != 2  # one domain: its row is the whole
+    ]
+    columns = (
+        "DOMAIN",
+        "PLANNED",
+        "ADMITTED",
+        "MASKED",
+        "SUCCESS",
+        "OF PLANNED",
+        "OF ADMITTED",
+        "MEAN OF PLANNED",
+        "MEAN OF ADMITTED",
+        "ATTEMPTS",
+        "SUPERSEDED",
+    )
+    print_table(columns, cells)
+    say("success: score 1; of planned: what is masked or not final counts as no success and 0; [95 % Wilson interval]")
+
+
+def _rate(row: Row, of: str) -> str | None:
+    rate = row[f"binary_success_rate_of_{of}"]
+    if rate is None:
+        return None
+    low, high = row[f"wilson_low_of_{of}"], row[f"wilson_high_of_{of}"]
+    return f"{rate:.1%} [{low:.0%}, {high:.0%}]"
+
+
+def _print_samples(pass_k: list[Row], spread: Row | None) -> None:
+    """Only where tasks have several samples."""
+    if len(pass_k) < 2:
+        return
+    say()
+    columns = ("K", "PASS@K OF PLANNED", "PASS^K OF PLANNED", "PASS@K OF ADMITTED", "PASS^K OF ADMITTED", "TASKS")
+    cells = [
+        (
+            row["k"],
+            row["pass_at_k_of_planned"],
+            row["pass_hat_k_of_planned"],
+            row["pass_at_k_of_admitted"],
+            row["pass_hat_k_of_admitted"],
+            row["tasks_of_admitted"],
+        )
+        for row in pass_k
+    ]
+    print_table(columns, cells)
+    if spread and spread["success_rate_stderr"] is not None:
+        say(
+            f"over {spread['samples']} samples: success of planned {spread['success_rate']:.4f} "
+            f"± {spread['success_rate_stderr']:.4f} (standard error between samples)"
+        )
+
+
+def print_rollouts(rows: list[Row]) -> None:
+    """One line per rollout."""
+    cells = [
+        (
+            row["rollout_key"],
+            "admitted" if row["admitted"] else "masked" if row["masked"] else row["state"],
+            row["termination_reason"],
+            row["score"],
+            row["reward"],
+            row["steps"],
+            row["attempts"],
+        )
+        for row in rows
+    ]
+    print_table(("ROLLOUT", "STATE", "ENDED AS", "SCORE", "REWARD", "STEPS", "ATTEMPTS"), cells)

@@ -1,0 +1,120 @@
+"""`rerun`: ask for final rollouts to run again, then see that the batch runs."""
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+import typer
+from temporalio.client import Client
+
+from rollbook.cli.aio import finish
+from rollbook.cli.decide import whoami
+from rollbook.cli.failures import Failed
+from rollbook.cli.launch import Launch, await_registration, life_of, start_batch
+from rollbook.cli.links import Links
+from rollbook.cli.opening import connect, open_ledger, open_reader, settings
+from rollbook.cli.options import AsJson, BatchArgument, Reason
+from rollbook.cli.out import print_json, say
+from rollbook.cli.watch import follow
+from rollbook.errors import InvalidInput
+from rollbook.ledger.queries import BatchRow, Reader
+from rollbook.settings import Settings
+
+TAKEN_UP_S = 60.0
+POLL_S = 0.2
+
+
+def rerun(
+    batch: BatchArgument,
+    reason: Reason,
+    masked: Annotated[bool, typer.Option("--masked", help="Every rollout that is not admitted.")] = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Those masked by a failure outside the policy, cancelled ones excepted.")
+    ] = False,
+    rollout: Annotated[list[str] | None, typer.Option("--rollout", help="This one; may be repeated.")] = None,
+    supersede: Annotated[
+        bool, typer.Option("--supersede", help="Also run admitted ones again; they count as superseded.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Watch until every rollout is final.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run final rollouts again. Nothing is deleted: the old attempts stay, and the request with its reason."""
+    if sum((masked, failed, bool(rollout))) != 1:
+        raise InvalidInput("rerun: give one of --masked, --failed and --rollout KEY")
+
+    async def work() -> int:
+        found = settings()
+        client = await connect(found)
+        async with open_reader(found) as reader, open_ledger(found) as ledger:
+            row = await reader.batch(batch)
+            keys = [await reader.find_rollout(given) for given in rollout or []]
+            which = keys or ("masked" if masked else "failed")
+            waiting = await ledger.request_rerun(
+                batch, which, reason=reason, requested_by=whoami(), supersede=supersede
+            )
+            if waiting:
+                await relaunch(client, reader, found, row)
+        _tell(found, batch, waiting, as_json)
+        return await follow(found, batch, quiet=as_json) if watch and waiting else 0
+
+    finish(work())
+
+
+def _tell(found: Settings, batch_id: str, waiting: list[str], as_json: bool) -> None:
+    if as_json:
+        print_json({"batch_id": batch_id, "rerun": waiting, "ui": Links.of(found).workflow(batch_id)})
+    elif waiting:
+        say(f"{batch_id}: {len(waiting)} rollouts run again")
+        say(f"  rollbook watch {batch_id}")
+    else:
+        say(f"{batch_id}: nothing to run again")
+
+
+async def relaunch(client: Client, reader: Reader, found: Settings, row: BatchRow) -> None:
+    """See that the batch's workflow picks up waiting rows: it runs on, or it is started with its stored spec.
+
+    A workflow that was about to end when the rows became waiting may end without them: then it is started again.
+    """
+    ends_at = time.monotonic() + TAKEN_UP_S
+    while time.monotonic() < ends_at:
+        launch = await start_batch(client, row.batch_id, stored_spec(row), found.task_queue_orchestrate)
+        if not launch.already_running:
+            await _registered(client, reader, launch)
+            return
+        if await _taken_up(client, reader, row.batch_id, ends_at):
+            return
+    raise Failed(f"{row.batch_id}: the rollouts wait, but no worker has taken them up within {TAKEN_UP_S:.0f} s")
+
+
+async def _registered(client: Client, reader: Reader, launch: Launch) -> None:
+    if await await_registration(client, reader, launch, TAKEN_UP_S) == "not taken up":
+        raise Failed(
+            f"{launch.batch_id} was started, but no worker took it up within {TAKEN_UP_S:.0f} s (`rollbook ps`)"
+        )
+
+
+async def _taken_up(client: Client, reader: Reader, batch_id: str, ends_at: float) -> bool:
+    """Whether a running workflow knows of the waiting rows; False once it has ended."""
+    while time.monotonic() < ends_at:
+        if await life_of(client, batch_id) != "running":
+            return False
+        batch, counts = await reader.batch(batch_id), await reader.counts(batch_id)
+        # a full window or a pause keeps rows waiting; the workflow cannot end while they do
+        if batch.paused or counts.waiting == 0 or counts.running >= batch.concurrency:
+            return True
+        await asyncio.sleep(POLL_S)
+    return False
+
+
+def stored_spec(row: BatchRow) -> dict[str, Any]:
+    """The newest launch's spec with its names pinned to what they meant then, so that it plans nothing new."""
+    if row.spec is None or row.set_digest is None:
+        raise Failed(f"batch {row.batch_id} was never registered completely: submit its spec again")
+    spec = dict(row.spec)
+    spec["task_set"] = f"{spec['task_set'].partition('@')[0]}@{row.set_digest}"
+    spec["extend"] = True  # rows that an earlier launch added stay planned
+    spec["concurrency"], spec["max_attempts"] = row.concurrency, row.max_attempts
+    script = row.contract["policy"].get("script_digest")
+    if script:
+        spec["policy"] = {**spec["policy"], "script": f"{spec['policy']['script'].partition('@')[0]}@{script}"}
+    return spec

@@ -1,0 +1,57 @@
+"""What a spec would mean if it were submitted now (`submit --dry-run`)."""
+
+from typing import Any
+
+from models.batch import BatchSpec, Resolved, ScriptedPolicy, contract_digest, contract_of
+from rollbook.cli.opening import open_ledger
+from rollbook.cli.out import note
+from rollbook.errors import ConfigError
+from rollbook.settings import Settings
+
+
+async def resolve(found: Settings, batch_id: str, spec: BatchSpec) -> dict[str, Any]:
+    """The spec with every default filled in, and the digest of its contract.
+
+    The digest is null where something is not known on this machine; workers resolve it themselves.
+    """
+    resolved, unknown = await _resolved(found, spec)
+    for what in unknown:
+        note(f"note: {what}, so the contract's digest is not known here")
+    return {
+        "batch_id": batch_id,
+        "spec": spec.model_dump(mode="json"),
+        "resolved": resolved.model_dump(mode="json"),
+        "contract_digest": None if unknown else contract_digest(contract_of(spec, resolved)),
+    }
+
+
+async def _resolved(found: Settings, spec: BatchSpec) -> tuple[Resolved, list[str]]:
+    unknown: list[str] = []
+    script = None
+    if isinstance(spec.policy, ScriptedPolicy):
+        try:
+            async with open_ledger(found) as ledger:
+                script = await ledger.find_script(spec.policy.script)
+        except ConfigError as error:
+            unknown.append(str(error))
+    if spec.desktop.provider == "null":
+        return Resolved(script_digest=script, evaluator_revision="null", null_desktop=True), unknown
+    revision = await _evaluator_revision()
+    if revision is None:
+        unknown.append("the evaluator is not installed here (`make setup`)")
+    return Resolved(script_digest=script, desktop_image=_image(found, spec), evaluator_revision=revision), unknown
+
+
+def _image(found: Settings, spec: BatchSpec) -> str:
+    from rollbook.sandboxes.image import image_tag
+
+    return spec.desktop.image or found.desktop_image or image_tag(spec.desktop.variant)
+
+
+async def _evaluator_revision() -> str | None:
+    from rollbook.osworld.environment import ensure_environment
+    from rollbook.osworld.settings import evaluator_settings
+
+    if not (evaluator_settings().osworld_venv / "bin" / "python").exists():
+        return None
+    return (await ensure_environment(note)).revision

@@ -1,0 +1,112 @@
+"""`sandboxes`: desktops of this deployment, as the ledger's leases and the providers see them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from rollbook.cli.aio import finish
+from rollbook.cli.desktops import Desktop, judge
+from rollbook.cli.opening import open_ledger, settings
+from rollbook.cli.options import AsJson
+from rollbook.cli.out import duration, print_json, print_table, say
+from rollbook.cli.state import age_s
+from rollbook.ledger import Ledger
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxProvider
+from rollbook.settings import Settings
+
+sandboxes = typer.Typer(no_args_is_help=True, help="List and reap desktops of this deployment.")
+
+
+@sandboxes.command("ls")
+def list_sandboxes(as_json: AsJson = False) -> None:
+    """List desktops and leases."""
+    finish(_list(as_json))
+
+
+@sandboxes.command("reap")
+def reap(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove desktops that nobody needs: their attempt has ended, or this ledger does not know them."""
+    finish(_reap(dry_run, as_json))
+
+
+async def _list(as_json: bool) -> int:
+    found = settings()
+    async with open_ledger(found) as ledger, open_providers(found) as providers:
+        desktops = await survey(found, ledger, providers)
+    if as_json:
+        print_json([asdict(desktop) for desktop in desktops])
+    elif desktops:
+        _print(desktops)
+    else:
+        say(f"deployment {found.deployment_id} has no desktop")
+    return 0
+
+
+def _print(desktops: list[Desktop]) -> None:
+    cells = [
+        (
+            (desktop.sandbox_id or "-")[:12],
+            desktop.provider,
+            desktop.status,
+            desktop.verdict,
+            desktop.why,
+            desktop.rollout_key,
+            desktop.attempt_index,
+            duration(age_s(desktop.created_at)),
+        )
+        for desktop in desktops
+    ]
+    print_table(("SANDBOX", "PROVIDER", "STATUS", "VERDICT", "WHY", "ROLLOUT", "ATTEMPT", "AGE"), cells)
+
+
+async def _reap(dry_run: bool, as_json: bool) -> int:
+    found = settings()
+    async with open_ledger(found) as ledger, open_providers(found) as providers:
+        desktops = await survey(found, ledger, providers)
+        unneeded = [desktop for desktop in desktops if desktop.verdict in ("orphan", "left over")]
+        for desktop in [] if dry_run else unneeded:
+            await _remove(ledger, providers[desktop.provider], desktop)
+    if as_json:
+        print_json({"dry_run": dry_run, "removed": [asdict(desktop) for desktop in unneeded]})
+    else:
+        for desktop in unneeded:
+            word = "would remove" if dry_run else "removed"
+            say(f"{word} {(desktop.sandbox_id or desktop.key)[:12]} ({desktop.rollout_key}): {desktop.why}")
+        say(f"{len(unneeded)} of {len(desktops)} desktops {'would be ' if dry_run else ''}removed")
+    return 0
+
+
+async def _remove(ledger: Ledger, provider: SandboxProvider, desktop: Desktop) -> None:
+    if desktop.sandbox_id is not None:
+        await provider.stop(desktop.sandbox_id)
+    await ledger.sandbox_stopped(desktop.key, reason=f"reaped by hand: {desktop.why}")
+
+
+@asynccontextmanager
+async def open_providers(found: Settings) -> AsyncIterator[dict[str, SandboxProvider]]:
+    """Where this deployment's desktops can be."""
+    from rollbook.sandboxes.docker import DockerProvider  # slow to import
+
+    providers: dict[str, SandboxProvider] = {
+        "docker": DockerProvider(found.deployment_id, max_desktops=found.max_desktops)
+    }
+    try:
+        yield providers
+    finally:
+        for provider in providers.values():
+            await provider.close()
+
+
+async def survey(found: Settings, ledger: Ledger, providers: dict[str, SandboxProvider]) -> list[Desktop]:
+    """Leases and desktops together. A listing that fails ends the command: nothing is concluded from it."""
+    # the listing comes first: a desktop that is made after it cannot look like one without a lease
+    listed = {name: await p.list({LABEL_DEPLOYMENT: found.deployment_id}) for name, p in providers.items()}
+    leases = {lease.sandbox_key: lease for lease in await ledger.live_sandboxes(found.deployment_id)}
+    return judge(listed, leases, datetime.now(UTC))

@@ -1,0 +1,147 @@
+"""`watch`: the roll call of one batch until every row is final."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import typer
+from rich.live import Live
+from rich.text import Text
+
+from models.batch import Counts
+from rollbook.cli.aio import finish
+from rollbook.cli.failures import NOT_TRUE, OK, Failed
+from rollbook.cli.launch import Life, life_of
+from rollbook.cli.opening import connect, open_reader, settings
+from rollbook.cli.options import AsJson, BatchArgument
+from rollbook.cli.out import console, duration, is_terminal, note, print_json, say
+from rollbook.cli.state import advice, eta_s, state_of
+from rollbook.ledger.queries import BatchRow, Reader
+from rollbook.settings import Settings
+
+POLL_S = 0.5
+BAR = 40
+
+Show = Callable[[str, Counts, float | None], None]
+
+
+def watch(
+    batch: BatchArgument,
+    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Give up after so many seconds.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Watch a batch until every rollout is final. Exit code 0 when it is complete, 1 when it ends otherwise."""
+
+    async def work() -> int:
+        found = settings()
+        code = await follow(found, batch, quiet=as_json, timeout_s=timeout_s)
+        if as_json:
+            async with open_reader(found) as reader:
+                counts = await reader.counts(batch)
+            print_json({"batch_id": batch, "complete": code == OK, **counts.model_dump()})
+        return code
+
+    finish(work())
+
+
+async def follow(found: Settings, batch_id: str, *, quiet: bool = False, timeout_s: float | None = None) -> int:
+    """Show progress until the batch has ended; 0 when it is complete. `quiet`: progress goes nowhere."""
+    client = await connect(found)
+    async with open_reader(found) as reader:
+        await reader.batch(batch_id)  # a wrong name is told before anything is drawn
+        watching = _Watch(reader, batch_id, lambda: life_of(client, batch_id))
+        if quiet:
+            row, counts, state = await watching.until_ended(_nowhere, timeout_s)
+        elif is_terminal():
+            with Live(console=console(), refresh_per_second=4, transient=True) as live:
+                row, counts, state = await watching.until_ended(_on(live), timeout_s)
+        else:
+            row, counts, state = await watching.until_ended(_Lines(), timeout_s)
+    return _conclude(row, counts, state, quiet)
+
+
+def _conclude(row: BatchRow, counts: Counts, state: str, quiet: bool) -> int:
+    tell = note if quiet else say
+    tell(f"{row.batch_id} {state}: {counts.admitted} admitted, {counts.masked} masked of {counts.planned} planned")
+    if state != "complete" and (hint := advice(row, state)):
+        tell(hint)
+    return OK if state == "complete" else NOT_TRUE
+
+
+class _Watch:
+    """Asks ledger and Temporal until a batch has ended."""
+
+    def __init__(self, reader: Reader, batch_id: str, life: Callable[[], Awaitable[Life]]) -> None:
+        self._reader = reader
+        self._batch_id = batch_id
+        self._life = life
+
+    async def until_ended(self, show: Show, timeout_s: float | None) -> tuple[BatchRow, Counts, str]:
+        """The batch, its roll call and its last state; raises Failed after `timeout_s` seconds."""
+        started = time.monotonic()
+        while True:
+            life = await self._life()
+            # the ledger is asked after Temporal: what the workflow did before it ended is in what we read
+            row = await self._reader.batch(self._batch_id)
+            counts = await self._reader.counts(self._batch_id)
+            state = state_of(row, counts, life)
+            if life != "running":
+                return row, counts, state
+            ended, seconds = await self._reader.pace(self._batch_id, row.registered_at or row.created_at)
+            show(state, counts, eta_s(counts, ended, seconds))
+            if timeout_s is not None and time.monotonic() - started > timeout_s:
+                raise Failed(f"batch {self._batch_id} was not complete after {duration(timeout_s)}")
+            await asyncio.sleep(POLL_S)
+
+
+def _nowhere(state: str, counts: Counts, eta: float | None) -> None:
+    """Progress for nobody."""
+
+
+def line(state: str, counts: Counts, eta: float | None) -> str:
+    """The roll call in one line."""
+    final = counts.admitted + counts.masked
+    left = f", about {duration(eta)} left" if eta else ""
+    return (
+        f"{state}: {final}/{counts.planned} final ({counts.admitted} admitted, {counts.masked} masked), "
+        f"{counts.running} running, {counts.waiting} waiting{left}"
+    )
+
+
+class _Lines:
+    """A line whenever the numbers change."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, Counts] | None = None
+
+    def __call__(self, state: str, counts: Counts, eta: float | None) -> None:
+        if self._last != (state, counts):
+            self._last = (state, counts)
+            say(line(state, counts, eta))
+
+
+def _on(live: Live) -> Show:
+    def show(state: str, counts: Counts, eta: float | None) -> None:
+        live.update(Text.assemble(*_bar(counts), "\n", line(state, counts, eta)))
+
+    return show
+
+
+def _bar(counts: Counts) -> list[tuple[str, str]]:
+    """Admitted, masked, running and waiting as parts of one bar."""
+    parts = (
+        (counts.admitted, "green", "━"),
+        (counts.masked, "red", "━"),
+        (counts.running, "yellow", "━"),
+        (counts.waiting, "bright_black", "─"),
+    )
+    planned = max(counts.planned, 1)
+    cells: list[tuple[str, str]] = []
+    done = drawn = 0
+    for number, colour, char in parts:
+        done += number
+        until = round(BAR * done / planned)
+        cells.append((char * (until - drawn), colour))
+        drawn = until
+    return cells
