@@ -18,7 +18,10 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 @dataclass
 class HttpGuest:
-    """Listens while entered. `routes` maps a path to a handler, bytes, or a JSON value; `seen` holds what came."""
+    """Listens while entered. `routes` maps a path to a handler, bytes, or a JSON value; `seen` holds what came.
+
+    An empty `nonce` stands for a stock OSWorld guest, which does not know the question.
+    """
 
     nonce: str = "nonce-of-the-double"
     routes: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +58,7 @@ class HttpGuest:
         upgrade = request.headers.get("Upgrade", "").lower() == "websocket"
         body = b"" if upgrade else await request.content.read()
         self.seen.append((request.method, request.raw_path, dict(request.headers), body))
-        if request.path == "/nonce":
+        if request.path == "/nonce" and self.nonce:
             return web.json_response({"nonce": self.nonce})
         answer = self.routes.get(request.path)
         if answer is None:

@@ -3,18 +3,22 @@
 import asyncio
 import gzip
 import hashlib
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 from yarl import URL
 
+from rollbook.errors import SandboxLost
 from rollbook.sandboxes.forwarder import Exchange, Forwarder, Outcome
+from rollbook.sandboxes.nonce import read_nonce
 from rollbook.sandboxes.provider import Endpoint
-from tests.doubles.http_guest import HttpGuest, echo_socket, half, reset, silence, status
+from tests.doubles.http_guest import HttpGuest, command, echo_socket, half, reset, silence, status
 
 
 @pytest.fixture
@@ -229,6 +233,33 @@ async def test_a_refused_websocket_upgrade_keeps_its_status(guest: HttpGuest, se
         with pytest.raises(aiohttp.WSServerHandshakeError):
             await session.ws_connect(f"{url}/devtools/browser/1")
     assert (recorded[0].outcome, recorded[0].status) == (Outcome.HTTP_4XX, 403)
+
+
+async def test_a_stock_guest_is_known_by_its_boot(guest: HttpGuest) -> None:
+    """The double runs the question on this machine, as the guest server does in the guest."""
+
+    async def execute(_: web.BaseRequest) -> web.StreamResponse:
+        argv = json.loads(guest.seen[-1][3])["command"]
+        shell = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+        output, _unused = await shell.communicate()
+        return web.json_response(command(output.decode()))
+
+    assert await read_nonce(Endpoint(guest.url), 5.0) == guest.nonce
+    guest.nonce = ""
+    guest.routes["/execute"] = execute
+    boot = await read_nonce(Endpoint(guest.url), 5.0)
+    assert boot.startswith("boot-")
+    assert await read_nonce(Endpoint(guest.url), 5.0) == boot
+    guest.routes["/execute"] = command("another boot 17\n")
+    assert await read_nonce(Endpoint(guest.url), 5.0) != boot
+
+
+@pytest.mark.parametrize("answer", [status(500), command("", "sh: not found"), {"no": "output"}, reset])
+async def test_a_guest_without_an_identity_counts_as_lost(guest: HttpGuest, answer: Any) -> None:
+    guest.nonce = ""
+    guest.routes["/execute"] = answer
+    with pytest.raises(SandboxLost):
+        await read_nonce(Endpoint(guest.url), 5.0)
 
 
 async def test_cdp_listings_point_back_at_the_forwarder(guest: HttpGuest, session: aiohttp.ClientSession) -> None:
