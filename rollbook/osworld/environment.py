@@ -85,7 +85,7 @@ async def _build(venv: Path, wanted: str, log: Log) -> dict[str, Any]:
     uv = _uv()
     python = venv / "bin" / "python"
     install = [uv, "pip", "install", "--python", str(python), "--require-hashes", "--compile-bytecode"]
-    await _run([uv, "venv", "--python", sys.executable, str(venv)], log)
+    await _run([uv, "venv", "--python", sys.executable, str(venv)], log=None)
     await _run([*install, "--requirement", str(LOCKED)], log)
     await _run([*install, "--no-deps", "--requirement", str(LOCKED_NO_DEPS)], log)
     record_digest = await asyncio.to_thread(verify_unmodified, venv)

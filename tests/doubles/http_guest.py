@@ -123,3 +123,26 @@ async def echo_socket(request: web.BaseRequest) -> web.StreamResponse:
         elif message.type is aiohttp.WSMsgType.BINARY:
             await socket.send_bytes(message.data)
     return socket
+
+
+async def cdp_version(_: web.BaseRequest) -> web.StreamResponse:
+    """What a browser says of itself; the host in the URL is one that only the browser understands."""
+    return web.json_response({"Browser": "Double/1", "webSocketDebuggerUrl": "ws://localhost/devtools/browser/1"})
+
+
+async def cdp_browser(request: web.BaseRequest) -> web.StreamResponse:
+    """A browser without tabs: it agrees to every command of the debugger protocol."""
+    socket = web.WebSocketResponse()
+    await socket.prepare(request)
+    about = {
+        "product": "Chrome/150.0.0.0",
+        "userAgent": "Double",
+        "protocolVersion": "1.3",
+        "revision": "",
+        "jsVersion": "",
+    }
+    async for message in socket:
+        call = json.loads(message.data)
+        result = about if call["method"] == "Browser.getVersion" else {"browserContextIds": [], "targetInfos": []}
+        await socket.send_str(json.dumps({"id": call["id"], "result": result}))
+    return socket

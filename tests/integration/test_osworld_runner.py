@@ -12,7 +12,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import pytest
 from aiohttp import web
@@ -23,7 +23,7 @@ from rollbook.osworld.capabilities import capabilities, survey
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment, verify_unmodified
 from rollbook.osworld.runner import PhaseResult, cache_dir, run_phase
 from rollbook.sandboxes.provider import Endpoint
-from tests.doubles.http_guest import HttpGuest, command, half, reset, silence, status
+from tests.doubles.http_guest import HttpGuest, cdp_browser, cdp_version, command, half, reset, silence, status
 
 TASK_ID = "00000000-0000-4000-8000-000000000001"
 Run = Callable[..., Awaitable[PhaseResult]]
@@ -337,6 +337,21 @@ async def test_a_stray_child_of_another_session_is_killed_too(
     assert left_over() == []
 
 
+async def test_playwright_reaches_the_browser_through_bridge_and_forwarder(run: Run, guest: HttpGuest) -> None:
+    tabs = task(func="is_expected_tabs", result={"type": "open_tabs_info"}, expected=urls("https://example.org"))
+    async with HttpGuest() as browser:
+        browser.routes |= {"/json/version/": cdp_version, "/devtools/browser/1": cdp_browser}
+        endpoints = {5000: Endpoint(guest.url), 9222: Endpoint(browser.url)}
+        result = await run("evaluate", tabs, endpoints=endpoints)
+        hosts = {headers["Host"] for _, _, headers, _ in browser.seen}
+    assert (result.status, result.value) == ("ok", 0), result
+    assert result.exchanges[9222] == {"ok": 2}, "the version and one WebSocket"
+    assert hosts == {"localhost"}
+    lines = (await asyncio.to_thread(result.exchange_log_path.read_text)).splitlines()
+    sockets = [json.loads(line) for line in lines if json.loads(line)["method"] == "WEBSOCKET"]
+    assert [(socket["status"], socket["received_bytes"] > 0) for socket in sockets] == [(101, True)]
+
+
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 async def test_code_of_the_agent_is_locked_in(run: Run, guest: HttpGuest, tmp_path: Path) -> None:
     """Canonical `check_python_file_by_test_suite` imports what the agent wrote."""
@@ -350,9 +365,7 @@ async def test_code_of_the_agent_is_locked_in(run: Run, guest: HttpGuest, tmp_pa
             result=vm_file("agent.py"),
             expected={"type": "cloud_file", "path": "https://files.example.org/suite.py", "dest": "suite.py"},
         )
-        cache = cache_dir(tmp_path / "attempt", TASK_ID)
-        cache.mkdir(parents=True)
-        (cache / "suite.py").write_text("import agent\ndef test():\n    return agent.found == []\n")
+        seed(tmp_path, "suite.py", b"import agent\ndef test():\n    return agent.found == []\n")
         result = await run("evaluate", suite)
     log = await asyncio.to_thread(result.log_path.read_text)
     assert (result.isolation, result.network) == ("bwrap", "none"), result.isolation_reason
@@ -388,6 +401,37 @@ print("spy:", found)
 """
 
 
+async def test_an_evaluator_that_eats_memory_is_ended(
+    run: Run, guest: HttpGuest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_over: Callable[[], list[str]]
+) -> None:
+    monkeypatch.setenv("ROLLBOOK_EVALUATOR_MEMORY_BYTES", str(2**29))
+    guest.routes["/file"] = b"import time\nheld = b'x' * 2**30\ntime.sleep(60)\n"
+    suite = task(
+        func="check_python_file_by_test_suite",
+        result=vm_file("agent.py"),
+        expected={"type": "cloud_file", "path": "https://files.example.org/suite.py", "dest": "suite.py"},
+    )
+    seed(tmp_path, "suite.py", b"import agent\ndef test():\n    return True\n")
+    result = await run("evaluate", suite)
+    assert (result.status, result.value, result.error_type) == ("failed", None, "MemoryLimit")
+    assert not result.guest_failed
+    assert left_over() == []
+
+
+async def test_a_seeded_download_reaches_the_guest_without_a_network(
+    run: Run, guest: HttpGuest, tmp_path: Path
+) -> None:
+    url, content = "https://files.example.org/deck.pptx", os.urandom(3_000_000)
+    seed(tmp_path, f"{uuid5(NAMESPACE_URL, url)}_deck.pptx", content)
+    guest.routes["/setup/upload"] = {"ok": True}
+    files = [{"url": url, "path": "/home/user/deck.pptx"}]
+    result = await run("prepare", {**task(), "config": [{"type": "download", "parameters": {"files": files}}]})
+    assert (result.status, result.downloads) == ("ok", ()), result
+    sent = next(body for _, path, _, body in guest.seen if path == "/setup/upload")
+    assert content in sent
+    assert b'name="file_path"\r\n\r\n/home/user/deck.pptx' in sent
+
+
 async def test_a_file_still_to_fetch_opens_the_network_of_the_machine(run: Run) -> None:
     wanting = task(expected={"type": "cloud_file", "path": "http://127.0.0.1:1/gold.txt", "dest": "gold.txt"})
     result = await run("evaluate", wanting)
@@ -420,6 +464,17 @@ async def test_arguments_that_cannot_be_right_are_refused(run: Run, changes: dic
     given = changes.pop("task", task())
     with pytest.raises(InvalidInput, match=field):
         await run("evaluate", given, **changes)
+
+
+def seed(tmp_path: Path, name: str, content: bytes) -> None:
+    """Put a file where OSWorld keeps what it has fetched."""
+    directory = cache_dir(tmp_path / "attempt", TASK_ID)
+    directory.mkdir(parents=True)
+    (directory / name).write_bytes(content)
+
+
+def urls(*wanted: str) -> dict[str, Any]:
+    return {"type": "rule", "rules": {"type": "url", "urls": list(wanted)}}
 
 
 def vm_file(dest: str = "file.txt") -> dict[str, str]:
