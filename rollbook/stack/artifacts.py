@@ -1,13 +1,12 @@
 """The artifact server as a child process."""
 
-import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from rollbook.settings import PROJECT_ROOT
 from rollbook.stack.children import Child, Command
-from rollbook.stack.ports import HOST
+from rollbook.stack.ports import HOST, listens
 
 
 class ArtifactServer(Child):
@@ -31,6 +30,4 @@ class ArtifactServer(Child):
         return Command(argv, cwd=PROJECT_ROOT)
 
     async def probe(self) -> bool:
-        _, writer = await asyncio.open_connection(HOST, self.port)
-        writer.close()
-        return True
+        return self.ref is not None and listens(self.ref.pid, self.port)

@@ -49,6 +49,7 @@ class Child(ABC):
         self.env = dict(os.environ if env is None else env)
         self.ref: ProcessRef | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._log_start = 0
 
     async def prepare(self) -> None:  # noqa: B027 - most children need nothing
         """What has to be true before the process starts (directories, data files). May be repeated."""
@@ -66,6 +67,7 @@ class Child(ABC):
         await self.prepare()
         command = self.command()
         with _open_log(self.log) as log:
+            self._log_start = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *command.argv,
                 cwd=command.cwd,
@@ -135,13 +137,20 @@ class Child(ABC):
         kill_group(self.ref)
         await self._process.wait()
 
-    def tail(self, lines: int = 5) -> str:
-        """The last lines of the log and where to read on."""
+    def output(self) -> str:
+        """What the process wrote since it was started last."""
         try:
-            text = self.log.read_text(errors="replace").strip().splitlines()[-lines:]
+            with self.log.open("rb") as file:
+                file.seek(self._log_start)
+                return file.read().decode(errors="replace")
         except FileNotFoundError:
-            text = []
-        return "\n  ".join([*text, f"(log: {self.log})"])
+            return ""
+
+    def tail(self, lines: int = 5) -> str:
+        """The end of what the process wrote, and where to read on. For a Go panic: its reason, not its stack."""
+        text = self.output().strip().splitlines()
+        reasons = [line for line in text if line.startswith(("panic:", "fatal error:"))]
+        return "\n  ".join([*(reasons or text[-lines:]), f"(log: {self.log})"])
 
 
 def describe_exit(code: int) -> str:

@@ -53,17 +53,25 @@ def choose(setting: str, pinned: int | None, preferred: Iterable[int], avoid: It
 
 def holder(port: int) -> str:
     """Who listens on loopback port `port`: `pid 123 (name)`, or `another program` if we may not see."""
-    inodes = _listening_inodes(port)
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            targets = {os.readlink(fd) for fd in (entry / "fd").iterdir()}
-            if targets & inodes:
+        if entry.name.isdigit() and listens(int(entry.name), port):
+            try:
                 return f"pid {entry.name} ({(entry / 'comm').read_text().strip()})"
-        except OSError:
-            continue
+            except OSError:
+                continue
     return "another program"
+
+
+def listens(pid: int, port: int) -> bool:
+    """True if process `pid` (of our own user, or we are root) listens on `port`.
+
+    A server that answers on a port proves nothing about a child of ours: another program may have been quicker.
+    """
+    inodes = _listening_inodes(port)
+    try:
+        return any(os.readlink(fd) in inodes for fd in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
 
 
 def _listening_inodes(port: int) -> set[str]:

@@ -5,6 +5,7 @@ import inspect
 from datetime import timedelta
 from importlib import import_module, util
 
+import psycopg
 from google.protobuf.duration_pb2 import Duration
 from temporalio.api.namespace.v1 import NamespaceConfig
 from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
@@ -17,13 +18,22 @@ from rollbook.errors import ConfigError
 
 async def migrate(url: str) -> None:
     """Bring the ledger at `url` to the newest schema."""
-    if util.find_spec("rollbook.ledger") is None:
+    if util.find_spec("rollbook.ledger.migrate") is None:
         return
     upgrade = import_module("rollbook.ledger.migrate").upgrade
     if inspect.iscoroutinefunction(upgrade):
         await upgrade(url)
     else:
         await asyncio.to_thread(upgrade, url)
+
+
+async def check_ledger(url: str) -> None:
+    """ConfigError if no Postgres answers at `url`, the one of ROLLBOOK_DATABASE_URL."""
+    try:
+        connection = await psycopg.AsyncConnection.connect(url.replace("+psycopg", "", 1), connect_timeout=10)
+    except psycopg.OperationalError as error:
+        raise ConfigError(f"the Postgres of ROLLBOOK_DATABASE_URL does not let us in: {error}") from error
+    await connection.close()
 
 
 async def set_retention(address: str, days: int) -> None:

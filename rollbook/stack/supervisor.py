@@ -19,9 +19,9 @@ from rollbook.stack.artifacts import ArtifactServer
 from rollbook.stack.children import TOKEN_VARIABLE, Child, StackError
 from rollbook.stack.keeper import Keeper
 from rollbook.stack.leftovers import stop_leftovers
-from rollbook.stack.ports import choose, is_free
+from rollbook.stack.ports import choose
 from rollbook.stack.postgres import PostgresServer
-from rollbook.stack.prepare import external_temporal, migrate, set_retention
+from rollbook.stack.prepare import check_ledger, external_temporal, migrate, set_retention
 from rollbook.stack.processes import ProcessRef
 from rollbook.stack.state import ChildState, StackPhase, StackState, StateDir
 from rollbook.stack.temporal_server import TemporalServer
@@ -101,6 +101,7 @@ class Supervisor:
     async def _ledger(self) -> None:
         if self._settings.database_url is not None:
             url = self._settings.database_url.get_secret_value()
+            await check_ledger(url)
         else:
             server = PostgresServer(self._dir.postgres, self._log("postgres"), env=self._env)
             await self._keep(server, f"unix socket in {server.socket_directory}")
@@ -168,12 +169,12 @@ class Supervisor:
                 await self._keep(server, address)
                 return server
             except StackError:
-                if last or all(is_free(port) for port in self._ports_of(server.name)):
+                if last or "address already in use" not in server.output():
                     raise
+                logger.warning("another program took a port of %s: choosing others", server.name)
+                # Not the usual ones again: two stacks that start together would go on colliding.
+                self._preferred = {}
         raise AssertionError("unreachable")
-
-    def _ports_of(self, child: str) -> list[int]:
-        return [port for name, port in self._state.ports.items() if name.startswith(child.rstrip("s"))]
 
     async def _keep(self, child: Child, address: str) -> None:
         line = ChildState(log=child.log, address=address, since=time.time())
@@ -186,7 +187,7 @@ class Supervisor:
         port = choose(
             f"ROLLBOOK_{name.upper()}_PORT",
             pinned,
-            preferred=(self._preferred[name], PREFERRED_PORTS[name]),
+            preferred=[self._preferred[name], PREFERRED_PORTS[name]] if self._preferred else [],
             avoid=self._state.ports.values(),
         )
         self._state.ports[name] = port

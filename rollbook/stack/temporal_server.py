@@ -1,6 +1,5 @@
 """The Temporal dev server as a child process."""
 
-import asyncio
 import shutil
 import sysconfig
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from temporalio.service import RPCError
 
 from models.attributes import SEARCH_ATTRIBUTES
 from rollbook.stack.children import Child, Command, StackError
-from rollbook.stack.ports import HOST
+from rollbook.stack.ports import HOST, listens
 
 DATABASE_PRAGMAS = ("journal_mode=wal", "synchronous=off")
 """With these the file database is as fast as the one in memory and survives kill -9 of the server (measured);
@@ -73,9 +72,10 @@ class TemporalServer(Child):
         return Command(tuple(argv), cwd=self.directory)
 
     async def probe(self) -> bool:
-        # A plain connection first: the client library retries a refused one for seconds.
-        _, writer = await asyncio.open_connection(HOST, self.port)
-        writer.close()
+        # Its sockets first: the client library retries a refused connection for seconds.
+        ports = [self.port] if self.ui_port is None else [self.port, self.ui_port]
+        if self.ref is None or not all(listens(self.ref.pid, port) for port in ports):
+            return False
         return await serves_namespace(self.address, "default")
 
 

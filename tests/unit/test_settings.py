@@ -1,0 +1,97 @@
+"""Settings: names, defaults, errors, secrets."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rollbook.errors import ConfigError
+from rollbook.settings import PROJECT_ROOT, Settings, default_state_dir, load_settings
+
+SECRET = "postgresql://me:hunter2@db.example/ledger"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("ROLLBOOK_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_defaults_need_no_configuration() -> None:
+    settings = load_settings()
+    assert settings.deployment_id == "local"
+    assert settings.shared == PROJECT_ROOT.parent / "shared"
+    assert settings.artifacts == f"file://{settings.state_dir}/artifacts"
+    assert {
+        settings.task_queue_orchestrate,
+        settings.task_queue_desktop,
+        settings.task_queue_osworld,
+    } == {"rollbook"}
+
+
+@pytest.mark.parametrize(("uid", "expected"), [(0, "/var/lib/rollbook"), (1234, "/var/tmp/rollbook-1234")])
+def test_state_dir_lies_outside_homes(monkeypatch: pytest.MonkeyPatch, uid: int, expected: str) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert default_state_dir() == Path(expected)
+
+
+def test_environment_beats_dotenv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("ROLLBOOK_DEPLOYMENT_ID=from-file\nROLLBOOK_MAX_DESKTOPS=7\n")
+    monkeypatch.setenv("ROLLBOOK_DEPLOYMENT_ID", "from-env")
+    settings = load_settings()
+    assert (settings.deployment_id, settings.max_desktops) == ("from-env", 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("DEPLOYMENT_ID", "a b", "letters"),
+        ("TEMPORAL_PORT", "99999", "65535"),
+        ("DATABASE_URL", "mysql://x", "postgresql://"),
+        ("ARTIFACT_URL", "/tmp/x", "file:///"),
+        ("MAX_DESKTOPS", "many", "integer"),
+        ("DESKTOP_BASE", "magic", "debootstrap"),
+    ],
+)
+def test_a_bad_value_names_the_setting_and_the_fix(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, hint: str
+) -> None:
+    monkeypatch.setenv(f"ROLLBOOK_{name}", value)
+    with pytest.raises(ConfigError, match=rf"ROLLBOOK_{name}: .*{hint}"):
+        load_settings()
+
+
+def test_an_error_does_not_repeat_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLBOOK_DATABASE_URL", "mysql://me:hunter2@db")
+    with pytest.raises(ConfigError) as caught:
+        load_settings()
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_database_url_gets_its_driver(scheme: str) -> None:
+    settings = load_settings(database_url=f"{scheme}://me@db/ledger")
+    assert settings.database_url is not None
+    assert settings.database_url.get_secret_value() == "postgresql+psycopg://me@db/ledger"
+
+
+def test_secrets_stay_out_of_text_and_digest() -> None:
+    settings = load_settings(database_url=SECRET)
+    assert "hunter2" not in repr(settings) + str(settings) + settings.model_dump_json()
+    assert settings.digest() == load_settings(database_url=SECRET.replace("hunter2", "other")).digest()
+
+
+def test_a_child_process_gets_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(database_url=SECRET, max_desktops=3, install_docker=False, temporal_port=7300)
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == settings
+
+
+def test_every_setting_is_explained_and_in_the_reference() -> None:
+    reference = (PROJECT_ROOT / "docs" / "reference" / "settings.md").read_text()
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+        assert f"`ROLLBOOK_{name.upper()}`" in reference

@@ -1,0 +1,93 @@
+"""A child that died is reported and started again, with growing pauses."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollbook.stack import keeper as keeper_module
+from rollbook.stack.children import Child, Command, StackError
+from rollbook.stack.keeper import Keeper
+from rollbook.stack.state import ChildState
+
+
+class Script(Child):
+    """Runs a Python script; ready when `ready` exists."""
+
+    ready_timeout_s = 10.0
+    stop_grace_s = 2.0
+
+    def __init__(self, directory: Path, code: str) -> None:
+        super().__init__("script", directory / "script.log")
+        self.directory = directory
+        self.code = code
+
+    def command(self) -> Command:
+        return Command((sys.executable, "-u", "-c", self.code), cwd=self.directory)
+
+    async def probe(self) -> bool:
+        return (self.directory / "ready").exists()
+
+
+def _keeper(directory: Path, code: str) -> Keeper:
+    child = Script(directory, code)
+    return Keeper(child, ChildState(log=child.log), lambda: None)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - a process tells nobody
+            await asyncio.sleep(0.02)
+
+
+async def test_a_killed_child_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "FIRST_PAUSE_S", 0.01)
+    keeper = _keeper(tmp_path, "import pathlib, time; pathlib.Path('ready').touch(); time.sleep(60)")
+    await keeper.start()
+    first = keeper.state.ref
+    assert first is not None
+    assert keeper.state.phase == "ready"
+    first.signal(9)
+    await _until(lambda: keeper.state.phase == "ready" and keeper.state.ref not in (None, first))
+    assert keeper.state.restarts == 1
+    assert keeper.state.last_exit == "signal SIGKILL"
+    second = keeper.state.ref
+    await keeper.stop()
+    assert keeper.state.phase == "stopped"
+    assert second is not None
+    assert not second.alive()
+
+
+async def test_pauses_grow_while_it_keeps_dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(keeper_module, "FIRST_PAUSE_S", 0.01)
+    original = Keeper._try_again
+
+    async def spy(self: Keeper, pause_s: float) -> bool:
+        pauses.append(pause_s)
+        return await original(self, pause_s)
+
+    monkeypatch.setattr(Keeper, "_try_again", spy)
+    keeper = _keeper(tmp_path, "import pathlib, time; pathlib.Path('ready').touch(); time.sleep(0.1)")
+    await keeper.start()
+    await _until(lambda: len(pauses) >= 4)
+    await keeper.stop()
+    assert pauses[:4] == [0.01, 0.02, 0.04, 0.08]
+
+
+async def test_a_first_start_that_fails_is_the_callers(tmp_path: Path) -> None:
+    keeper = _keeper(tmp_path, "print('no such luck'); raise SystemExit(3)")
+    with pytest.raises(StackError, match=r"exit code 3(.|\n)*no such luck(.|\n)*script\.log"):
+        await keeper.start()
+    await keeper.stop()
+
+
+async def test_a_start_that_takes_too_long_leaves_nothing(tmp_path: Path) -> None:
+    child = Script(tmp_path, "import time; time.sleep(60)")
+    child.ready_timeout_s = 0.3
+    with pytest.raises(StackError, match="was not ready after"):
+        await child.start()
+    assert child.ref is not None
+    assert not child.ref.alive()
