@@ -1,0 +1,48 @@
+# `make` lists the targets. On a fresh Debian or Ubuntu machine `make demo` needs Python 3.11 to 3.13 and make.
+# PYTHON=/path/to/python3.12 chooses the interpreter; ARGS=... is handed to pytest and to the bench.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+export PYTHON
+ROLLBOOK := .venv/bin/rollbook
+
+.PHONY: help setup python demo up down test lint format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install everything: packages, .venv, evaluator, Docker engine, desktop image
+	@scripts/bootstrap.sh all
+
+python:
+	@scripts/bootstrap.sh python
+
+demo: setup ## set up, start the stack and run the demo tasks on real desktops
+	@$(ROLLBOOK) up
+	@$(ROLLBOOK) demo
+
+up: setup ## start the local stack
+	@$(ROLLBOOK) up
+
+down: ## stop the local stack and remove its desktops
+	@if [ -x $(ROLLBOOK) ]; then $(ROLLBOOK) down; else echo "nothing is installed, nothing runs"; fi
+
+test: setup ## all tests: unit, integration, faults, fidelity (servers are started by fixtures)
+	@.venv/bin/python -m pytest $(ARGS)
+
+lint: python ## ruff and mypy
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+
+format: python ## format the code
+	@.venv/bin/ruff check --fix .
+	@.venv/bin/ruff format .
+
+bench: setup ## measure steps, history size and desktops
+	@$(ROLLBOOK) up
+	@$(ROLLBOOK) bench $(ARGS)
+
+clean: down ## remove what setup and the tools made in this directory (not the ledger: that is in the state directory)
+	rm -rf .venv .venv-osworld build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
