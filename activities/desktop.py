@@ -1,0 +1,128 @@
+"""What the agent sees and does: observe, act."""
+
+import asyncio
+import time
+from typing import Any
+
+from temporalio import activity
+
+from activities.support import Activities, beating, driving, reported, run_id
+from models import names
+from models.episode import Acted, ActRequest, DeskCall, Observation
+from models.identity import op_id
+from models.outcome import Infra
+from rollbook.desktop.driver import Driver
+from rollbook.errors import LedgerConflict
+from rollbook.ledger.records import AttemptContext, StoredTurn
+from rollbook.policies.base import WAIT
+from rollbook.services import Services
+
+INITIAL_STEP = 0
+"""The turn that holds the first observation, before any step."""
+
+
+class DesktopActivities:
+    """Observe and act on the desktop of an attempt."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def all(self) -> Activities:
+        """The activities, for a worker."""
+        return [self.observe, self.act]
+
+    @activity.defn(name=names.OBSERVE)
+    @reported
+    async def observe(self, call: DeskCall) -> Observation:
+        """The first observation; committed as turn 0."""
+        ledger = self._services.ledger
+        context = await ledger.attempt_context(call.attempt, run_id())
+        stored = await ledger.turn(call.attempt, INITIAL_STEP)
+        if stored is None:
+            began = time.time()
+            async with driving(self._services, call.desk) as driver, beating():
+                seen = await self._look(driver, context)
+            stored = await ledger.commit_turn(
+                call.attempt, run_id(), step=INITIAL_STEP, observation=seen, actions=[], started_at=began
+            )
+        return stored.observation
+
+    @activity.defn(name=names.ACT)
+    @reported
+    async def act(self, request: ActRequest) -> Acted:
+        """Run the stored actions of a step, each at most once; settle; observe.
+
+        A repeat finds the committed turn, or the guest's journal, and acts on nothing twice.
+        """
+        ledger = self._services.ledger
+        context = await ledger.attempt_context(request.attempt, run_id())
+        stored = await ledger.turn(request.attempt, request.step)
+        if stored is None:
+            call = await ledger.find_model_call(request.attempt, request.step)
+            if call is None:
+                raise LedgerConflict(f"step {request.step} of {request.attempt.rollout_key} was never decided")
+            began = time.time()
+            async with driving(self._services, request.desk) as driver, beating() as note:
+                done = await self._run(driver, context, request, call.actions, note)
+                seen = await self._look(driver, context)
+            stored = await ledger.commit_turn(
+                request.attempt, run_id(), step=request.step, observation=seen, actions=done, started_at=began
+            )
+        return _acted(stored)
+
+    async def _run(
+        self, driver: Driver, context: AttemptContext, request: ActRequest, actions: list[str], note: Any
+    ) -> list[dict[str, Any]]:
+        """Run actions in order; the first one that times out ends the step."""
+        contract = context.contract
+        pause = contract["settle"]["after_action_s"]
+        done: list[dict[str, Any]] = []
+        for position, action in enumerate(actions):
+            note(f"action {position + 1} of {len(actions)}")
+            if action.strip() == WAIT:
+                done.append({"status": "ok", "wait": True})
+                await asyncio.sleep(pause)  # as OSWorld does: WAIT pauses once more than other actions
+            else:
+                result = await driver.perform(
+                    op_id(context.rollout_key, context.attempt_index, request.step, position),
+                    action,
+                    runtime=contract["action_runtime"],
+                    timeout_s=contract["limits"]["action_timeout_s"],
+                )
+                done.append(
+                    {
+                        "op_id": result.op_id,
+                        "status": result.status,
+                        "error": result.error and result.error[:2000],
+                        "repeated": result.repeated,
+                        "duration_s": result.duration_s,
+                    }
+                )
+                if result.status in ("timeout", "refused"):
+                    break
+            await asyncio.sleep(pause)
+        if not actions:
+            await asyncio.sleep(pause)
+        return done
+
+    async def _look(self, driver: Driver, context: AttemptContext) -> Observation:
+        wanted = context.contract["observe"]
+        seen = await driver.observe(accessibility_tree=wanted["accessibility_tree"], terminal=wanted["terminal"])
+        put = self._services.artifacts.put
+        tree, text = seen.accessibility_tree, seen.terminal
+        return Observation(
+            screenshot=await put(seen.screenshot, "image/png"),
+            accessibility_tree=None if tree is None else await put(tree.encode(), "application/xml"),
+            terminal=None if text is None else await put(text.encode(), "text/plain; charset=utf-8"),
+        )
+
+
+def _acted(turn: StoredTurn) -> Acted:
+    statuses = [action["status"] for action in turn.actions]
+    failure = Infra.ACTION_TIMEOUT if "timeout" in statuses else None
+    return Acted(
+        observation=turn.observation,
+        in_doubt=statuses.count("in_doubt"),
+        raised=statuses.count("raised"),
+        failure=Infra.ROLLOUT_ERROR if "refused" in statuses else failure,
+    )

@@ -1,0 +1,106 @@
+"""The ledger's part of an episode and of a batch's registration: claim, finalize, register."""
+
+from temporalio import activity
+
+from activities.support import Activities, beating, reported, run_id, workflow_id
+from models import names
+from models.batch import BatchSpec, RegisterBatch, RegisteredBatch, Resolved, ScriptedPolicy
+from models.episode import Claimed, ClaimRequest, EpisodePlan, Finalized, FinalizeRequest
+from rollbook.ledger.records import Claim
+from rollbook.sandboxes.image import image_tag
+from rollbook.services import Services
+from rollbook.settings import Settings
+
+START_SLACK_S = 120.0
+"""Added to a desktop's ready and cleanup timeouts: a start ends by its own limits, not by Temporal's."""
+
+
+class LedgerActivities:
+    """Claim and finalize attempts, register batches."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def all(self) -> Activities:
+        """The activities, for a worker."""
+        return [self.claim, self.finalize, self.register_batch]
+
+    @activity.defn(name=names.CLAIM)
+    @reported
+    async def claim(self, request: ClaimRequest) -> Claimed:
+        """Claim attempt `n` of this run; a repeat gets the same attempt."""
+        claim = await self._services.ledger.claim(request.rollout_key, run_id(), workflow_id(), request.n)
+        if claim.status != "claimed":
+            return Claimed(status=claim.status)
+        return Claimed(status="claimed", attempt_index=claim.attempt_index, plan=self._plan(claim))
+
+    @activity.defn(name=names.FINALIZE)
+    @reported
+    async def finalize(self, request: FinalizeRequest) -> Finalized:
+        """End an attempt: outcome, admission and selection in one transaction."""
+        return await self._services.ledger.finalize(request, run_id())
+
+    @activity.defn(name=names.REGISTER_BATCH)
+    @reported
+    async def register_batch(self, request: RegisterBatch) -> RegisteredBatch:
+        """Plan every rollout of the batch as a row; a relaunch finds them."""
+        settings = self._services.settings
+        async with beating():
+            resolved = await self._resolve(request.spec)
+            done = await self._services.ledger.register_batch(
+                request, deployment_id=settings.deployment_id, resolved=resolved
+            )
+        return RegisteredBatch(
+            batch_id=done.batch_id,
+            planned=done.planned,
+            added=done.added,
+            final=done.final,
+            slice_s=settings.pump_slice_s,
+            slices_per_run=settings.pump_slices_per_run,
+            heartbeat_s=settings.heartbeat_s,
+        )
+
+    async def _resolve(self, spec: BatchSpec) -> Resolved:
+        """What the names in the spec mean now."""
+        script = None
+        if isinstance(spec.policy, ScriptedPolicy):
+            script = await self._services.ledger.find_script(spec.policy.script)
+        if spec.desktop.provider == "null":
+            self._services.provider("null")
+            return Resolved(script_digest=script, evaluator_revision="null", null_desktop=True)
+        evaluator = self._services.evaluator
+        return Resolved(
+            script_digest=script,
+            desktop_image=spec.desktop.image
+            or self._services.settings.desktop_image
+            or image_tag(spec.desktop.variant),
+            evaluator_revision=None if evaluator is None else evaluator.revision,
+        )
+
+    def _plan(self, claim: Claim) -> EpisodePlan:
+        settings, limits = self._services.settings, claim.contract["limits"]
+        return EpisodePlan(
+            batch_id=claim.batch_id,
+            task_id=claim.task_id,
+            domain=claim.domain,
+            sample=claim.sample,
+            instruction=str(claim.document["instruction"])[:500],
+            max_steps=limits["max_steps"],
+            deadline_s=limits["deadline_s"],
+            model_timeout_s=limits["model_timeout_s"],
+            action_timeout_s=limits["action_timeout_s"],
+            setup_timeout_s=limits["setup_timeout_s"],
+            evaluate_timeout_s=limits["evaluate_timeout_s"],
+            start_timeout_s=_start_timeout_s(settings),
+            settle_s=claim.contract["settle"]["after_action_s"],
+            policy=claim.policy,
+            artifact_url=self._services.artifact_base_url,
+            desktop_queue=settings.task_queue_desktop,
+            osworld_queue=settings.task_queue_osworld,
+            heartbeat_s=settings.heartbeat_s,
+            lease_s=settings.lease_s,
+        )
+
+
+def _start_timeout_s(settings: Settings) -> float:
+    return settings.ready_timeout_s + settings.cleanup_timeout_s + START_SLACK_S

@@ -1,0 +1,119 @@
+"""Setup and scoring by OSWorld's own code: prepare_task, run_postconfig, evaluate."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from temporalio import activity
+
+from activities.support import Activities, beating, driving, reported, run_id
+from models import names
+from models.episode import AttemptRef, Desk, DeskCall, Evaluated, EvaluateRequest
+from models.evidence import ArtifactRef
+from models.outcome import Infra
+from rollbook.desktop.driver import Driver, Job, Note, Scored
+from rollbook.errors import SandboxLost
+from rollbook.ledger.records import AttemptContext, Evaluation
+from rollbook.services import Services
+
+T = TypeVar("T")
+
+
+class OsworldActivities:
+    """Run the canonical setup and evaluator against the desktop of an attempt."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def all(self) -> Activities:
+        """The activities, for a worker."""
+        return [self.prepare_task, self.run_postconfig, self.evaluate]
+
+    @activity.defn(name=names.PREPARE_TASK)
+    @reported
+    async def prepare_task(self, call: DeskCall) -> None:
+        """Set the task up, once per desktop; then let the desktop settle."""
+        context = await self._context(call.attempt)
+        limits, settle = context.contract["limits"], context.contract["settle"]
+        job = self._job(context, call.desk, limits["setup_timeout_s"])
+        await self._phase(call.desk, lambda driver, note: driver.prepare(job, note))
+        await _rest(settle["after_setup_s"])
+
+    @activity.defn(name=names.RUN_POSTCONFIG)
+    @reported
+    async def run_postconfig(self, call: DeskCall) -> None:
+        """Let the desktop settle, then run the evaluator's postconfig, once per desktop."""
+        context = await self._context(call.attempt)
+        await _rest(context.contract["settle"]["before_evaluation_s"])
+        job = self._job(context, call.desk, context.contract["limits"]["evaluate_timeout_s"])
+        await self._phase(call.desk, lambda driver, note: driver.postconfig(job, note))
+
+    @activity.defn(name=names.EVALUATE)
+    @reported
+    async def evaluate(self, request: EvaluateRequest) -> Evaluated:
+        """The committed evaluation of the attempt, or a new one. Repeats read what was committed first."""
+        ledger = self._services.ledger
+        context = await self._context(request.attempt)
+        stored = await ledger.evaluation(request.attempt)
+        if stored is None:
+            job = self._job(context, request.desk, context.contract["limits"]["evaluate_timeout_s"])
+            scored = await self._score(request, job)
+            log = await self._services.artifacts.put(scored.log, "text/plain; charset=utf-8") if scored.log else None
+            stored = await ledger.commit_evaluation(request.attempt, run_id(), _row(scored, context.task_digest, log))
+        return Evaluated(
+            completed=stored.completed,
+            score=stored.score,
+            guest_failed=stored.guest_failed,
+            reason=stored.reason,
+            detail=stored.detail[:2000],
+        )
+
+    async def _score(self, request: EvaluateRequest, job: Job) -> Scored:
+        try:
+            return await self._phase(
+                request.desk, lambda driver, note: driver.evaluate(job, request.terminal_action, note)
+            )
+        except SandboxLost as error:
+            return Scored(None, reason=Infra.SANDBOX_LOST, guest_failed=True, detail=str(error))
+
+    async def _phase(self, desk: Desk, work: Callable[[Driver, Note], Awaitable[T]]) -> T:
+        async with driving(self._services, desk) as driver, beating() as note:
+            return await work(driver, note)
+
+    async def _context(self, attempt: AttemptRef) -> AttemptContext:
+        return await self._services.ledger.attempt_context(attempt, run_id())
+
+    def _job(self, context: AttemptContext, desk: Desk, timeout_s: float) -> Job:
+        return Job(
+            task=context.task,
+            contract=context.contract,
+            work_dir=self._services.work_dir(desk.sandbox_key),
+            timeout_s=timeout_s,
+            token=uuid.uuid4().hex,
+        )
+
+
+def _row(scored: Scored, task_digest: str, log: ArtifactRef | None) -> Evaluation:
+    return Evaluation(
+        completed=scored.score is not None,
+        score=scored.score,
+        score_type=scored.score_type or None,
+        reason=scored.reason,
+        guest_failed=scored.guest_failed,
+        detail=scored.detail[:20_000].replace("\x00", ""),
+        evaluator_revision=scored.evaluator_revision or None,
+        numpy_version=scored.numpy or None,
+        task_digest=task_digest,
+        isolation=scored.isolation,
+        exchanges=scored.exchanges or None,
+        log=log,
+        duration_s=scored.duration_s,
+    )
+
+
+async def _rest(seconds: float) -> None:
+    """Leave the desktop alone, heartbeating."""
+    if seconds > 0:
+        async with beating():
+            await asyncio.sleep(seconds)

@@ -1,0 +1,179 @@
+"""The pump keeps a window of episodes running; close_batch ends a cancelled batch.
+
+Both are long activities on the ledger's facts: no lock is held across a call to Temporal, and everything may be
+repeated, because an Episode is started by its rollout's id and only `claim` decides whether it has anything to do.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.common import (
+    Priority,
+    SearchAttributeKey,
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.support import Activities, beating, reported
+from models import attributes, names
+from models.batch import CloseBatch, Control, Counts, PumpRequest, PumpResult
+from models.episode import EpisodeStart
+from rollbook.ledger.records import StartRow
+from rollbook.services import Services
+
+IDLE_S = 0.25
+"""Pause between two looks at the ledger when there is nothing to start."""
+STARTS_AT_ONCE = 16
+STALE_QUEUED_S = 30.0
+"""A started episode that has not claimed for so long is started again; harmless when it is only waiting."""
+CANCEL_WAIT_S = 240.0
+"""How long cancelled episodes may take to finalize and clean up before their rows are closed for them."""
+
+
+class PumpActivities:
+    """Start episodes, and stop them."""
+
+    def __init__(self, services: Services, client: Client) -> None:
+        self._services = services
+        self._client = client
+
+    def all(self) -> Activities:
+        """The activities, for a worker."""
+        return [self.pump, self.set_control, self.close_batch]
+
+    @activity.defn(name=names.PUMP)
+    @reported
+    async def pump(self, request: PumpRequest) -> PumpResult:
+        """Keep the window full until the batch is whole, has stopped, or the slice is over."""
+        ledger, batch_id = self._services.ledger, request.batch_id
+        ends_at = time.monotonic() + request.slice_s
+        async with beating() as note:
+            while True:
+                control = await ledger.batch_control(batch_id)
+                if not (control.paused or control.stopping or control.cancelling):
+                    await self._fill(batch_id)
+                state = await self._state(batch_id, control.stopping or control.cancelling)
+                if state is None and time.monotonic() >= ends_at:
+                    state = "continue"
+                if state is not None:
+                    counts = await ledger.counts(batch_id)
+                    return PumpResult.model_validate({"state": state, "counts": counts})
+                note("paused" if control.paused else "running")
+                await asyncio.sleep(IDLE_S)
+
+    @activity.defn(name=names.CLOSE_BATCH)
+    @reported
+    async def close_batch(self, request: CloseBatch) -> Counts:
+        """Refuse new claims, cancel the episodes of the ledger's list, then close every row that is still open."""
+        ledger, batch_id = self._services.ledger, request.batch_id
+        reason = request.reason or "the batch was cancelled"
+        async with beating() as note:
+            await ledger.mark_cancelling(batch_id, reason)
+            ends_at = time.monotonic() + CANCEL_WAIT_S
+            while open_rows := await self._still_running(await ledger.in_flight(batch_id)):
+                note(f"{len(open_rows)} episodes are ending")
+                await self._each(open_rows, self._cancel)
+                if time.monotonic() >= ends_at:
+                    break
+                await asyncio.sleep(1.0)
+            await ledger.close_open(batch_id, reason)
+            return await ledger.counts(batch_id)
+
+    @activity.defn(name=names.SET_CONTROL)
+    @reported
+    async def set_control(self, change: Control) -> None:
+        """Write a change of control; freezing and thawing are told to the running episodes."""
+        ledger = self._services.ledger
+        before = await ledger.batch_control(change.batch_id)
+        await ledger.set_control(change)
+        if change.verb == names.PAUSE and change.freeze:
+            await self._each(await ledger.in_flight(change.batch_id), self._freeze)
+        if change.verb == names.RESUME or (change.verb == names.STOP and before.frozen):
+            await self._each(await ledger.in_flight(change.batch_id), self._thaw)
+
+    async def _fill(self, batch_id: str) -> None:
+        ledger = self._services.ledger
+        rows = await ledger.startable(batch_id, limit=500)
+        rows += await ledger.stale_queued(batch_id, older_than_s=STALE_QUEUED_S, limit=100)
+        for start in range(0, len(rows), STARTS_AT_ONCE):
+            page = rows[start : start + STARTS_AT_ONCE]
+            await asyncio.gather(*(self._start(row) for row in page))
+            await ledger.mark_queued([row.rollout_key for row in page], again=True)
+        if rows and (await ledger.batch_control(batch_id)).frozen:
+            await self._each([row.rollout_key for row in rows], self._freeze)
+
+    async def _state(self, batch_id: str, stopping: bool) -> str | None:
+        ledger = self._services.ledger
+        if await ledger.batch_is_whole(batch_id):
+            return "whole"
+        if stopping and not await ledger.in_flight(batch_id):
+            return "stopped"
+        return None
+
+    async def _start(self, row: StartRow) -> None:
+        await self._client.start_workflow(
+            names.EPISODE,
+            EpisodeStart(rollout_key=row.rollout_key),
+            id=row.rollout_key,
+            task_queue=self._services.settings.task_queue_orchestrate,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            search_attributes=_attributes(row),
+            static_summary=f"{row.domain} {row.task_id} sample {row.sample}",
+            priority=Priority(fairness_key=row.batch_id[:64]),
+        )
+
+    async def _still_running(self, keys: list[str]) -> list[str]:
+        """Rows in flight whose workflow lives; a row without one has nothing to wait for."""
+        return [key for key in keys if await self._alive(key)]
+
+    async def _alive(self, key: str) -> bool:
+        try:
+            description = await self._client.get_workflow_handle(key).describe()
+        except RPCError as error:
+            if error.status == RPCStatusCode.NOT_FOUND:
+                return False
+            raise
+        return description.status == WorkflowExecutionStatus.RUNNING
+
+    async def _cancel(self, key: str) -> None:
+        await _if_there(self._client.get_workflow_handle(key).cancel())
+
+    async def _freeze(self, key: str) -> None:
+        await _if_there(self._client.get_workflow_handle(key).signal(names.FREEZE))
+
+    async def _thaw(self, key: str) -> None:
+        await _if_there(self._client.get_workflow_handle(key).signal(names.THAW))
+
+    @staticmethod
+    async def _each(keys: list[str], work: Callable[[str], Awaitable[None]]) -> None:
+        for start in range(0, len(keys), STARTS_AT_ONCE):
+            await asyncio.gather(*(work(key) for key in keys[start : start + STARTS_AT_ONCE]))
+
+
+async def _if_there(call: Awaitable[None]) -> None:
+    """A workflow that has ended, or was never there, needs no telling."""
+    try:
+        await call
+    except RPCError as error:
+        if error.status != RPCStatusCode.NOT_FOUND:
+            raise
+
+
+def _attributes(row: StartRow) -> TypedSearchAttributes:
+    keyword = SearchAttributeKey.for_keyword
+    return TypedSearchAttributes(
+        [
+            SearchAttributePair(keyword(attributes.BATCH), row.batch_id),
+            SearchAttributePair(keyword(attributes.TASK), row.task_id),
+            SearchAttributePair(keyword(attributes.DOMAIN), row.domain),
+            SearchAttributePair(keyword(attributes.POLICY), row.policy),
+            SearchAttributePair(SearchAttributeKey.for_int(attributes.SAMPLE), row.sample),
+        ]
+    )

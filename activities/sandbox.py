@@ -1,0 +1,128 @@
+"""Desktops: start, renew the lease, stop. The ledger's lease row is written before anything is created."""
+
+import asyncio
+import shutil
+
+from temporalio import activity
+
+from activities.support import Activities, beating, reported, run_id
+from models import names
+from models.episode import AttemptRef, Desk
+from models.web import needs_web
+from rollbook.errors import RollbookError
+from rollbook.ledger.records import AttemptContext, Lease
+from rollbook.sandboxes.nonce import read_nonce
+from rollbook.sandboxes.provider import (
+    GUEST_PORT,
+    LABEL_DEPLOYMENT,
+    LABEL_KEY,
+    SandboxProvider,
+    SandboxSpec,
+)
+from rollbook.services import Services
+
+
+class SandboxActivities:
+    """Start, renew and stop the desktop of an attempt."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def all(self) -> Activities:
+        """The activities, for a worker."""
+        return [self.start_sandbox, self.renew_lease, self.stop_sandbox]
+
+    @activity.defn(name=names.START_SANDBOX)
+    @reported
+    async def start_sandbox(self, attempt: AttemptRef) -> Desk:
+        """Find this attempt's desktop or create it, and wait until it shows a screen."""
+        services = self._services
+        context = await services.ledger.attempt_context(attempt, run_id())
+        spec = self._spec(context)
+        provider = services.provider(context.contract["desktop"]["provider"])
+        lease_s = services.settings.lease_s
+        await services.ledger.sandbox_intent(
+            attempt,
+            run_id(),
+            sandbox_key=spec.key,
+            deployment_id=spec.deployment,
+            provider=provider.name,
+            lease_s=lease_s,
+        )
+        async with beating() as note:
+            handle = await provider.create(spec, note)
+            desk = Desk(
+                provider=provider.name,
+                sandbox_id=handle.sandbox_id,
+                sandbox_key=handle.key,
+                nonce=await self._nonce(provider.name, handle.sandbox_id),
+                isolation=handle.isolation,
+                view_url=await self._view_url(provider.name, handle.sandbox_id, handle.vnc_port),
+            )
+        await services.ledger.sandbox_started(attempt, run_id(), desk, lease_s=lease_s)
+        return desk
+
+    @activity.defn(name=names.RENEW_LEASE)
+    @reported
+    async def renew_lease(self, attempt: AttemptRef) -> None:
+        """Keep a frozen episode's desktop from being reaped."""
+        await self._services.ledger.sandbox_renew(attempt, run_id(), lease_s=self._services.settings.lease_s)
+
+    @activity.defn(name=names.STOP_SANDBOX)
+    @reported
+    async def stop_sandbox(self, attempt: AttemptRef) -> None:
+        """Remove everything that carries this attempt's key. Not fenced: an old attempt may clean up its own."""
+        services = self._services
+        lease = await services.ledger.sandbox_of(attempt)
+        if lease is None:
+            return
+        async with beating():
+            await self._remove(services.provider(lease.provider), lease)
+            await asyncio.to_thread(shutil.rmtree, services.work_dir(lease.sandbox_key), ignore_errors=True)
+        await services.ledger.sandbox_stopped(lease.sandbox_key, reason="the attempt ended")
+
+    async def _remove(self, provider: SandboxProvider, lease: Lease) -> None:
+        """Kill by id and look once; where no id was ever recorded, a create may still be under way: until quiet."""
+        if lease.sandbox_id is None:
+            await provider.stop_key(lease.sandbox_key)
+            return
+        await provider.stop(lease.sandbox_id)
+        labels = {LABEL_DEPLOYMENT: lease.deployment_id, LABEL_KEY: lease.sandbox_key}
+        if await provider.list(labels):
+            await provider.stop_key(lease.sandbox_key)
+
+    def _spec(self, context: AttemptContext) -> SandboxSpec:
+        settings = self._services.settings
+        desktop = context.contract["desktop"]
+        opened = desktop["egress"] == "open" or (desktop["egress"] == "auto" and needs_web(context.task))
+        return SandboxSpec(
+            deployment=settings.deployment_id,
+            rollout=context.rollout_key,
+            attempt=context.attempt_index,
+            batch=context.batch_id,
+            image=context.contract["resolved"]["desktop_image"] or "none",
+            screen=(desktop["screen_width"], desktop["screen_height"]),
+            egress="open" if opened else "none",
+            env=self._environment(),
+            ready_timeout_s=settings.ready_timeout_s,
+            cleanup_timeout_s=settings.cleanup_timeout_s,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        password = self._services.settings.vnc_password
+        return {} if password is None else {"VNC_PASSWORD": password.get_secret_value()}
+
+    async def _nonce(self, provider: str, sandbox_id: str) -> str:
+        if provider == "null":
+            return "null"
+        endpoint = await self._services.provider(provider).endpoint(sandbox_id, GUEST_PORT)
+        return await read_nonce(endpoint, 10)
+
+    async def _view_url(self, provider: str, sandbox_id: str, port: int) -> str:
+        if provider == "null":
+            return ""
+        try:
+            endpoint = await self._services.provider(provider).endpoint(sandbox_id, port)
+        except RollbookError:
+            return ""  # the live view is a convenience
+        return f"{endpoint.url.rstrip('/')}/vnc.html?autoconnect=1&resize=scale&view_only=1"

@@ -1,0 +1,133 @@
+"""What every activity needs: typed errors towards the workflow, and heartbeats while it works."""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from temporalio import activity
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+
+from models import names
+from models.episode import Desk
+from rollbook.desktop.driver import Driver
+from rollbook.errors import (
+    BatchStopping,
+    CapacityBusy,
+    EvaluatorError,
+    Fenced,
+    InfraError,
+    InvalidInput,
+    LedgerConflict,
+    RollbookError,
+)
+from rollbook.services import Services
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PAYLOAD_LIMIT_BYTES = 16 * 1024
+
+BEAT_S = 5.0
+"""Longest pause between two heartbeats: a cancel reaches the activity with its next heartbeat."""
+
+
+def reported(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    """Turn exceptions of the tree into Temporal errors with a type that workflows understand.
+
+    An infrastructure error's type is its `reason`. Everything outside the tree stays as it is and is retried.
+    """
+
+    @functools.wraps(work)
+    async def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return _small(await work(*args, **kwargs))
+        except RollbookError as error:
+            raise to_application_error(error) from error
+        except ValidationError as error:  # a record that cannot be written will not become valid by waiting
+            raise ApplicationError(str(error)[:4000], type="InvalidRecord", non_retryable=True) from error
+
+    return wrapped
+
+
+def _small(result: R) -> R:
+    """Histories carry references and small facts; anything larger is a mistake of ours (DESIGN §3)."""
+    if isinstance(result, BaseModel) and (size := len(result.model_dump_json())) > PAYLOAD_LIMIT_BYTES:
+        raise ApplicationError(f"a result of {size} bytes does not belong in a history", non_retryable=True)
+    return result
+
+
+def to_application_error(error: RollbookError) -> ApplicationError:
+    """The Temporal error for one of ours; see `reported`."""
+    text = f"{error}"[:4000]
+    if isinstance(error, CapacityBusy):
+        return ApplicationError(
+            text,
+            type="CapacityBusy",
+            next_retry_delay=timedelta(seconds=error.retry_after_s),
+            category=ApplicationErrorCategory.BENIGN,
+        )
+    if isinstance(error, InfraError):
+        details = [names.GUEST_FAILED] if isinstance(error, EvaluatorError) and error.guest_failed else []
+        return ApplicationError(text, *details, type=error.reason, non_retryable=True)
+    if isinstance(error, Fenced | BatchStopping):
+        return ApplicationError(text, type=names.FENCED, non_retryable=True)
+    if isinstance(error, InvalidInput):
+        return ApplicationError(text, type=names.INVALID_INPUT, non_retryable=True)
+    # the rest is retried: a worker with wrong settings must not fail a rollout that another worker can run
+    return ApplicationError(text, type=type(error).__name__, non_retryable=isinstance(error, LedgerConflict))
+
+
+@contextlib.asynccontextmanager
+async def beating() -> AsyncIterator[Callable[[str], None]]:
+    """Heartbeat in the background; yields a function that sets the note which the heartbeats carry."""
+    notes = ["started"]
+
+    def note(text: str) -> None:
+        notes[0] = text
+
+    timeout = activity.info().heartbeat_timeout
+    pause = min(BEAT_S, timeout.total_seconds() / 3) if timeout else BEAT_S
+    task = asyncio.create_task(_beat(pause, notes))
+    try:
+        yield note
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _beat(pause: float, notes: list[str]) -> None:
+    while True:
+        activity.heartbeat(notes[0])
+        await asyncio.sleep(pause)
+
+
+def run_id() -> str:
+    """Run id of the workflow that this activity works for: half of the fence, never taken from inputs."""
+    value = activity.info().workflow_run_id
+    assert value is not None, "an activity of Rollbook runs within a workflow"
+    return value
+
+
+def workflow_id() -> str:
+    """Id of the workflow that this activity works for."""
+    value = activity.info().workflow_id
+    assert value is not None, "an activity of Rollbook runs within a workflow"
+    return value
+
+
+Activities = list[Callable[..., Any]]
+
+
+@contextlib.asynccontextmanager
+async def driving(services: Services, desk: Desk) -> AsyncIterator[Driver]:
+    """The desktop of an attempt; its connections are closed afterwards."""
+    driver = await services.driver(desk)
+    try:
+        yield driver
+    finally:
+        await driver.close()

@@ -1,0 +1,78 @@
+"""The whole system on the do-nothing desktop: what the ledger says after a batch."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from temporalio.client import WorkflowFailureError
+
+from tests.system import System, null_spec, running_system, small_tasks, system_settings
+
+
+@pytest.fixture(scope="module")
+async def system(
+    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str
+) -> AsyncIterator[System]:
+    settings = system_settings(scratch / "null", module_database_url, deployment_id)
+    async with running_system(settings, temporal_address) as system:
+        await system.register_tasks("five", small_tasks(5))
+        yield system
+
+
+async def test_a_batch_runs_to_completion(system: System) -> None:
+    result = await system.run_batch(null_spec("five", samples=2, concurrency=4), "null-1")
+    assert result.state == "complete"
+    assert (result.counts.planned, result.counts.admitted, result.counts.masked) == (10, 10, 0)
+    report = await system.audit("null-1")
+    assert report.ok, report.findings
+
+
+async def test_relaunch_of_a_finished_batch_does_nothing(system: System) -> None:
+    spec = null_spec("five")
+    await system.run_batch(spec, "null-2")
+    again = await system.run_batch(spec, "null-2")
+    assert again.state == "already complete"
+    assert again.counts.admitted == 5
+
+
+async def test_another_contract_is_refused_with_the_difference(system: System) -> None:
+    await system.run_batch(null_spec("five"), "null-3")
+    with pytest.raises(WorkflowFailureError) as failure:
+        await system.run_batch(null_spec("five", limits={"max_steps": 3}), "null-3")
+    assert "limits.max_steps: 15 -> 3" in str(failure.value.cause)
+
+
+async def test_stop_and_relaunch(system: System) -> None:
+    spec = null_spec("five", samples=4, concurrency=1, policy={"kind": "noop", "waits": 10})
+    handle = await system.start_batch(spec, "null-4")
+    await asyncio.sleep(0.3)
+    await handle.signal("stop")
+    stopped = await handle.result()
+    assert stopped.state == "stopped"
+    assert stopped.counts.waiting > 0
+    assert stopped.counts.running == 0
+    again = await system.run_batch(spec, "null-4")
+    assert (again.state, again.counts.admitted) == ("complete", 20)
+    assert (await system.audit("null-4")).ok
+
+
+async def test_rehearsed_failures_are_masked_never_scored(system: System) -> None:
+    result = await system.run_batch(null_spec("five", samples=12, concurrency=8, seed=7), "null-5")
+    assert result.state == "complete"
+    assert result.counts.masked > 0
+    assert result.counts.admitted + result.counts.masked == 60
+    report = await system.audit("null-5")
+    assert report.ok, report.findings
+
+
+async def test_cancel_closes_every_row(system: System) -> None:
+    spec = null_spec("five", samples=4, concurrency=3, policy={"kind": "noop", "waits": 200}, limits={"max_steps": 300})
+    handle = await system.start_batch(spec, "null-6")
+    await asyncio.sleep(1.5)
+    await handle.cancel()
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
+    counts = await system.ledger.counts("null-6")
+    assert (counts.planned, counts.waiting, counts.running) == (20, 0, 0)
+    assert (await system.audit("null-6")).ok

@@ -1,0 +1,188 @@
+"""The whole system for tests: real Temporal, real Postgres, real workers; desktops real or of the do-nothing kind.
+
+`System` runs its workers in this process. Fault tests run `worker_main.py` as a process of its own: `WorkerProcess`.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import Client, WorkflowHandle
+from temporalio.common import WorkflowIDConflictPolicy
+
+from models import names
+from models.batch import BatchResult
+from rollbook.artifacts import ArtifactStore
+from rollbook.ledger import Ledger
+from rollbook.ledger.migrate import upgrade
+from rollbook.open import open_services
+from rollbook.osworld.tasksets import read_task_set
+from rollbook.plugin import RollbookPlugin
+from rollbook.policies.scripted import read_script
+from rollbook.services import Services
+from rollbook.settings import PROJECT_ROOT, Settings, load_settings
+
+NULL_DESKTOP = {"provider": "null"}
+NO_PAUSES = {"after_setup_s": 0, "after_action_s": 0, "before_evaluation_s": 0}
+
+
+def null_spec(task_set: str, **changes: Any) -> dict[str, Any]:
+    """A spec on the do-nothing desktop without pauses."""
+    return {
+        "task_set": task_set,
+        "policy": {"kind": "noop"},
+        "desktop": NULL_DESKTOP,
+        "settle": NO_PAUSES,
+        **changes,
+    }
+
+
+def small_tasks(count: int, domain: str = "os") -> list[dict[str, Any]]:
+    """Task documents that need no desktop."""
+    return [
+        {"id": f"t{number:03d}", "instruction": f"task {number}", "config": [], "evaluator": {"func": "infeasible"}}
+        for number in range(count)
+    ]
+
+
+@dataclass
+class System:
+    """Connections of the test; the workers poll a queue of their own."""
+
+    settings: Settings
+    services: Services
+    client: Client
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.services.ledger
+
+    @property
+    def artifacts(self) -> ArtifactStore:
+        return self.services.artifacts
+
+    async def register_tasks(self, name: str, documents: list[dict[str, Any]], domain: str = "os") -> None:
+        from models.task import read_task
+
+        await self.ledger.register_task_set(name, [read_task(domain, document) for document in documents])
+
+    async def register_directory(self, name: str, directory: Path, list_file: str = "test_all.json") -> None:
+        await self.ledger.register_task_set(name, read_task_set(directory, list_file))
+
+    async def register_script(self, name: str, body: dict[str, Any]) -> None:
+        read_script(body)
+        await self.ledger.register_script(name, body)
+
+    async def start_batch(self, spec: Any, batch_id: str | None = None) -> WorkflowHandle[Any, BatchResult]:
+        return await self.client.start_workflow(
+            names.BATCH,
+            spec,
+            id=batch_id or f"b-{uuid.uuid4().hex[:8]}",
+            task_queue=self.settings.task_queue_orchestrate,
+            id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+            result_type=BatchResult,
+        )
+
+    async def run_batch(self, spec: Any, batch_id: str | None = None) -> BatchResult:
+        handle = await self.start_batch(spec, batch_id)
+        return await handle.result()
+
+    async def audit(self, batch_id: str) -> Any:
+        return await self.ledger.audit(batch_id, self.artifacts)
+
+
+def system_settings(directory: Path, database_url: str, deployment_id: str, **changes: Any) -> Settings:
+    """Settings of a system below `directory`, on a task queue of its own."""
+    queue = changes.pop("queue", f"q-{uuid.uuid4().hex[:8]}")
+    return load_settings(
+        _env_file=None,
+        state_dir=directory,
+        deployment_id=deployment_id,
+        database_url=database_url,
+        artifact_url=(directory / "artifacts").as_uri(),
+        task_queue_orchestrate=queue,
+        task_queue_desktop=queue,
+        task_queue_osworld=queue,
+        allow_null_desktop=True,
+        heartbeat_s=changes.pop("heartbeat_s", 5),
+        pump_slice_s=changes.pop("pump_slice_s", 5),
+        **changes,
+    )
+
+
+@asynccontextmanager
+async def running_system(settings: Settings, temporal_address: str, *, workers: bool = True) -> AsyncIterator[System]:
+    """A migrated ledger, connections and (unless told otherwise) a worker for all roles in this process."""
+    from worker_main import make_worker, queues
+
+    assert settings.database_url is not None
+    await asyncio.to_thread(upgrade, settings.database_url.get_secret_value())
+    async with AsyncExitStack() as stack:
+        services = await open_services(settings)
+        stack.push_async_callback(services.close)
+        client = await Client.connect(temporal_address, plugins=[RollbookPlugin()])
+        if workers:
+            for queue, work in queues("all", services, client).items():
+                await stack.enter_async_context(make_worker(client, queue, work, settings))
+        yield System(settings, services, client)
+
+
+class WorkerProcess:
+    """`worker_main.py` as a process that can be killed."""
+
+    def __init__(self, settings: Settings, temporal_address: str, log: Path, role: str = "all") -> None:
+        self._settings = settings
+        self._address = temporal_address
+        self._log = log
+        self._role = role
+        self._process: asyncio.subprocess.Process | None = None
+        self.ready_file = log.with_suffix(".ready")
+
+    def environment(self) -> dict[str, str]:
+        """Settings as variables."""
+        assert self._settings.database_url is not None
+        changed = self._settings.model_dump(exclude_unset=True, mode="json")
+        changed["database_url"] = self._settings.database_url.get_secret_value()
+        ours = {f"ROLLBOOK_{name.upper()}": str(value) for name, value in changed.items() if value is not None}
+        return {**os.environ, **ours, "TEMPORAL_ADDRESS": self._address, "ROLLBOOK_READY_FILE": str(self.ready_file)}
+
+    async def start(self) -> None:
+        """Start and wait until it polls."""
+        self.ready_file.unlink(missing_ok=True)
+        with self._log.open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                str(PROJECT_ROOT / "worker_main.py"),
+                "--role",
+                self._role,
+                env=self.environment(),
+                stdout=output,
+                stderr=output,
+                cwd=PROJECT_ROOT,
+            )
+        async with asyncio.timeout(60):
+            while not self.ready_file.exists():
+                if self._process.returncode is not None:
+                    raise AssertionError(f"the worker ended: {self._log.read_text()[-2000:]}")
+                await asyncio.sleep(0.1)
+
+    async def kill9(self) -> None:
+        """End it as a crash would."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """Let it drain."""
+        await self._end(signal.SIGTERM)
+
+    async def _end(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+            await self._process.wait()
+        self._process = None

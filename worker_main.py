@@ -1,0 +1,119 @@
+"""One worker process: `python worker_main.py --role orchestrate | desktop | osworld | all`.
+
+Polls the task queues of its roles until SIGTERM or SIGINT, then drains: running activities may finish within
+`ROLLBOOK_WORKER_DRAIN_S` seconds, nothing new is taken.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.desktop import DesktopActivities
+from activities.ledger import LedgerActivities
+from activities.osworld import OsworldActivities
+from activities.policy import PolicyActivities
+from activities.pump import PumpActivities
+from activities.sandbox import SandboxActivities
+from rollbook.errors import RollbookError
+from rollbook.open import connect_temporal, open_services
+from rollbook.plugin import RollbookPlugin
+from rollbook.services import Services
+from rollbook.settings import Settings, get_settings
+from workflows.batch import BenchmarkBatch
+from workflows.episode import Episode
+
+ROLES = ("orchestrate", "desktop", "osworld", "all")
+WORKFLOWS: tuple[type, ...] = (BenchmarkBatch, Episode)
+
+log = logging.getLogger("rollbook.worker")
+
+Queue = tuple[list[type], list[Callable[..., Any]]]
+
+
+def queues(role: str, services: Services, client: Client) -> dict[str, Queue]:
+    """What this role polls: task queue name → (workflows, activities). Roles that share a queue share a poller."""
+    settings = services.settings
+    found: dict[str, Queue] = {}
+
+    def add(queue: str, workflows: list[type], activities: list[Callable[..., Any]]) -> None:
+        there = found.setdefault(queue, ([], []))
+        there[0].extend(workflows)
+        there[1].extend(activities)
+
+    if role in ("orchestrate", "all"):
+        own = LedgerActivities(services).all() + PumpActivities(services, client).all()
+        add(settings.task_queue_orchestrate, list(WORKFLOWS), own + PolicyActivities(services).all())
+    if role in ("desktop", "all"):
+        own = SandboxActivities(services).all() + DesktopActivities(services).all()
+        add(settings.task_queue_desktop, [], own)
+    if role in ("osworld", "all"):
+        add(settings.task_queue_osworld, [], OsworldActivities(services).all())
+    return found
+
+
+def make_worker(client: Client, queue: str, work: Queue, settings: Settings) -> Worker:
+    """A worker for one task queue."""
+    workflows, activities = work
+    return Worker(
+        client,
+        task_queue=queue,
+        workflows=workflows,
+        activities=activities,
+        max_concurrent_activities=settings.worker_activities,
+        max_concurrent_workflow_tasks=4 * (os.cpu_count() or 1),
+        graceful_shutdown_timeout=timedelta(seconds=settings.worker_drain_s),
+        max_heartbeat_throttle_interval=timedelta(seconds=5),
+        default_heartbeat_throttle_interval=timedelta(seconds=5),
+    )
+
+
+async def serve(role: str, settings: Settings, stop: asyncio.Event) -> None:
+    """Work until `stop` is set."""
+    async with AsyncExitStack() as stack:
+        services = await open_services(settings, role)
+        stack.push_async_callback(services.close)
+        client = await connect_temporal(settings, RollbookPlugin())
+        for queue, work in queues(role, services, client).items():
+            await stack.enter_async_context(make_worker(client, queue, work, settings))
+            log.info("polling %s as %s", queue, role)
+        if ready := os.environ.get("ROLLBOOK_READY_FILE"):
+            await asyncio.to_thread(Path(ready).write_text, f"{os.getpid()}\n")
+        await stop.wait()
+        log.info("draining")
+
+
+async def _main(role: str) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve(role, get_settings(), stop)
+
+
+def main() -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--role", choices=ROLES, default="all")
+    role = parser.parse_args().role
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(_main(role))
+    except RollbookError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
