@@ -1,8 +1,10 @@
 """The journal and both action runtimes on the real desktop: real pyautogui, real windows, a network that breaks."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 
 import docker
 import pytest
@@ -16,9 +18,6 @@ from rollbook.sandboxes.docker import DockerProvider
 from rollbook.sandboxes.nonce import read_nonce
 from rollbook.sandboxes.provider import GUEST_PORT, Endpoint, SandboxSpec
 
-MARKS = "/tmp/marks"
-MARK = f"open({MARKS!r}, 'a').write('acted\\n')"
-
 TEXT = "a<b>c \"q\" 'x' é É ñ 中文 🙂 €ß {}|~`^ Привет Ωλ ½ \\ %$#@!"
 MANY = "".join(chr(0x4E00 + number) for number in range(120))
 """More different characters than a keyboard has unused keys."""
@@ -26,13 +25,30 @@ MANY = "".join(chr(0x4E00 + number) for number in range(120))
 
 @dataclass
 class Desk:
+    """A desktop as one test sees it: op ids and traces of its own."""
+
     container_id: str
     endpoint: Endpoint
     client: GuestClient
-    runtime: ActionRuntime = CANONICAL
+    name: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
-    async def act(self, op_id: str, action: str, runtime: ActionRuntime | None = None) -> ActionResult:
-        return await perform(self.client, op_id=op_id, action=action, runtime=runtime or self.runtime, timeout_s=60.0)
+    @property
+    def marks_file(self) -> str:
+        return f"/tmp/marks-{self.name}"
+
+    @property
+    def mark(self) -> str:
+        """An action that leaves one line per execution."""
+        return f"open({self.marks_file!r}, 'a').write('acted\\n')"
+
+    def op(self, op_id: str) -> str:
+        return f"{self.name}-{op_id}"
+
+    async def act(
+        self, op_id: str, action: str, runtime: ActionRuntime = CANONICAL, timeout_s: float = 60.0
+    ) -> ActionResult:
+        op_id = self.op(op_id)
+        return await perform(self.client, op_id=op_id, action=action, runtime=runtime, timeout_s=timeout_s)
 
     async def shell(self, command: str) -> str:
         answer = await self.client.execute(["bash", "-c", command])
@@ -40,7 +56,7 @@ class Desk:
         return answer.output
 
     async def marks(self) -> int:
-        return int(await self.shell(f"touch {MARKS}; wc -l < {MARKS}"))
+        return int(await self.shell(f"touch {self.marks_file}; wc -l < {self.marks_file}"))
 
     async def until(self, command: str) -> None:
         """Until a command succeeds in the guest."""
@@ -48,12 +64,19 @@ class Desk:
             while (await self.client.execute(["bash", "-c", command])).returncode != 0:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
+    async def terminal(self) -> None:
+        """A fresh terminal in front."""
+        await self.shell("pkill -f gnome-[t]erminal-server || true")
+        await self.until("! wmctrl -l | grep -qi terminal")
+        await self.act("terminal", "pyautogui.hotkey('ctrl', 'alt', 't')")
+        await self.until("wmctrl -l | grep -qi terminal")
+        await self.act("terminal-settles", "time.sleep(1.5)")
 
-@pytest.fixture
-async def desk(docker_client: docker.DockerClient, deployment_id: str, desktop_image: str) -> AsyncIterator[Desk]:
-    """A fresh desktop for one test."""
+
+@asynccontextmanager
+async def new_desk(deployment_id: str, image: str, rollout: str) -> AsyncIterator[Desk]:
     provider = DockerProvider(deployment_id, max_desktops=8, quiet_s=0.0)
-    spec = SandboxSpec(deployment=deployment_id, rollout="journal", attempt=1, image=desktop_image)
+    spec = SandboxSpec(deployment=deployment_id, rollout=rollout, attempt=1, image=image)
     handle = await provider.create(spec)
     endpoint = await provider.endpoint(handle.sandbox_id, GUEST_PORT)
     async with GuestClient(endpoint) as client:
@@ -61,6 +84,27 @@ async def desk(docker_client: docker.DockerClient, deployment_id: str, desktop_i
     await provider.stop_key(spec.key)
     await provider.remove_networks()
     await provider.close()
+
+
+@pytest.fixture(scope="module")
+async def shared_desk(
+    docker_client: docker.DockerClient, deployment_id: str, desktop_image: str
+) -> AsyncIterator[Desk]:
+    """One desktop for the tests that leave it usable."""
+    async with new_desk(deployment_id, desktop_image, "journal-shared") as desk:
+        yield desk
+
+
+@pytest.fixture
+def desk(shared_desk: Desk) -> Desk:
+    return replace(shared_desk, name=uuid.uuid4().hex[:8])
+
+
+@pytest.fixture
+async def own_desk(docker_client: docker.DockerClient, deployment_id: str, desktop_image: str) -> AsyncIterator[Desk]:
+    """A desktop that the test may destroy."""
+    async with new_desk(deployment_id, desktop_image, "journal-own") as desk:
+        yield desk
 
 
 @dataclass
@@ -120,17 +164,18 @@ async def test_lost_replies_on_a_real_connection(desk: Desk) -> None:
     async with GuestClient(await proxy.start()) as client:
         for number in range(3):
             proxy.losses = number + 1
-            result = await perform(client, op_id=f"op-{number}", action=MARK, runtime=CANONICAL, timeout_s=60.0)
+            result = await perform(
+                client, op_id=desk.op(f"op-{number}"), action=desk.mark, runtime=CANONICAL, timeout_s=60.0
+            )
             assert result.status == "ok"
     await proxy.stop()
     assert await desk.marks() == 3
-    assert [(entry.op_id, entry.executions) for entry in await read_journal(desk.client)] == [
-        (f"op-{number}", 1) for number in range(3)
-    ]
+    journal = {entry.op_id: entry.executions for entry in await read_journal(desk.client)}
+    assert [journal[desk.op(f"op-{number}")] for number in range(3)] == [1, 1, 1]
 
 
 async def test_concurrent_deliveries_to_a_real_guest(desk: Desk) -> None:
-    action = f"time.sleep(1); {MARK}"
+    action = f"time.sleep(1); {desk.mark}"
     results = await asyncio.gather(*(desk.act("op", action) for _ in range(4)))
     assert await desk.marks() == 1
     assert [result.status for result in results] == ["ok"] * 4
@@ -138,9 +183,9 @@ async def test_concurrent_deliveries_to_a_real_guest(desk: Desk) -> None:
 
 
 async def test_a_killed_action_stays_in_doubt(desk: Desk) -> None:
-    action = f"{MARK}; time.sleep(50)"
+    action = f"{desk.mark}; time.sleep(50)"
     waiting = asyncio.create_task(desk.act("op", action))
-    await desk.until(f"grep -q acted {MARKS}")
+    await desk.until(f"grep -q acted {desk.marks_file}")
     await desk.shell("pkill -9 -f 'rollbook-[j]ournal'")
     assert (await waiting).status == "in_doubt"
     assert (await desk.act("op", action)).status == "in_doubt"
@@ -148,23 +193,24 @@ async def test_a_killed_action_stays_in_doubt(desk: Desk) -> None:
 
 
 async def test_an_action_longer_than_its_time(desk: Desk) -> None:
-    action = f"{MARK}; time.sleep(50); {MARK}"
-    result = await perform(desk.client, op_id="op", action=action, runtime=CANONICAL, timeout_s=1.0)
+    action = f"{desk.mark}; time.sleep(50); {desk.mark}"
+    result = await desk.act("op", action, timeout_s=1.0)
     assert result.status == "timeout"
     assert "sleep" not in await desk.shell("ps -C python,python3 -o args= | grep 'rollbook-[j]ournal' || true")
     assert await desk.marks() == 1
 
 
 async def test_a_dead_desktop_is_lost_and_a_restarted_one_is_another(
-    desk: Desk, docker_client: docker.DockerClient
+    own_desk: Desk, docker_client: docker.DockerClient
 ) -> None:
+    desk = own_desk
     nonce = await read_nonce(desk.endpoint, 10.0)
     await desk.client.check_nonce(nonce)
     container = docker_client.containers.get(desk.container_id)
     container.kill()
     patience = Patience(silence_s=(0.1, 0.1))
     with pytest.raises(SandboxLost):
-        await perform(desk.client, op_id="op", action=MARK, runtime=CANONICAL, timeout_s=10.0, patience=patience)
+        await perform(desk.client, op_id="op", action=desk.mark, runtime=CANONICAL, timeout_s=10.0, patience=patience)
     with pytest.raises(SandboxLost):
         await observe(desk.client)
     container.start()
@@ -181,7 +227,7 @@ async def test_a_dead_desktop_is_lost_and_a_restarted_one_is_another(
             await client.check_nonce(nonce)
     async with GuestClient(Endpoint(f"http://127.0.0.1:{port}"), nonce=nonce) as client:
         with pytest.raises(GuestReplaced):
-            await perform(client, op_id="other", action=MARK, runtime=CANONICAL, timeout_s=10.0)
+            await perform(client, op_id="other", action=desk.mark, runtime=CANONICAL, timeout_s=10.0)
         with pytest.raises(GuestReplaced):
             await observe(client)
         assert "other" not in {entry.op_id for entry in await read_journal(client)}, "nothing was sent"
@@ -194,9 +240,7 @@ async def test_both_runtimes_find_what_they_need(desk: Desk) -> None:
 
 
 async def test_what_the_runtimes_type_into_a_terminal(desk: Desk) -> None:
-    await desk.act("open", "pyautogui.hotkey('ctrl', 'alt', 't')")
-    await desk.until("wmctrl -l | grep -qi terminal")
-    await desk.act("wait", "time.sleep(1.5)")
+    await desk.terminal()
     await desk.act("cat", "pyautogui.typewrite('cat > /tmp/typed\\n'); time.sleep(0.5)")
     await desk.act("exact", f"pyautogui.write({TEXT!r}); pyautogui.press('enter')", EXACT_INPUT)
     await desk.act("many", f"pyautogui.typewrite({MANY!r} + chr(10))", EXACT_INPUT)
@@ -221,13 +265,13 @@ async def test_what_exact_input_types_into_an_editor(desk: Desk) -> None:
     await desk.act("type", f"pyautogui.write({TEXT!r} + chr(10) + 'tab' + chr(9) + {MANY!r})", EXACT_INPUT)
     await desk.act("save", "time.sleep(0.5); pyautogui.hotkey('ctrl', 's')", EXACT_INPUT)
     await desk.until("test -s ~/n.txt")
+    await desk.shell("pkill gedit")
     assert (await desk.shell("cat ~/n.txt")).rstrip("\n") == f"{TEXT}\ntab\t{MANY}"
 
 
 async def test_observation_of_a_real_desktop(desk: Desk) -> None:
-    await desk.act("open", "pyautogui.hotkey('ctrl', 'alt', 't')")
-    await desk.until("wmctrl -l | grep -qi terminal")
-    await desk.act("type", "time.sleep(1.5); pyautogui.typewrite('echo rollbook-was-here\\n'); time.sleep(1)")
+    await desk.terminal()
+    await desk.act("type", "pyautogui.typewrite('echo rollbook-was-here\\n'); time.sleep(1)")
     seen = await observe(desk.client, a11y=True, terminal=True)
     assert (seen.width, seen.height, seen.refused) == (1920, 1080, {})
     assert "desktop-frame" in str(seen.accessibility_tree)
