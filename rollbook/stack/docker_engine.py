@@ -34,11 +34,9 @@ async def ensure_engine(settings: Settings, log: Log = print) -> None:
     problem = await asyncio.to_thread(engine_problem)
     if problem is None:
         return
-    if os.environ.get("DOCKER_HOST"):
-        raise StackError(f"DOCKER_HOST is set, but the engine there does not answer: {problem}")
-    if os.geteuid() != 0:
-        raise StackError(f"no Docker engine answers ({problem}): {_fix_for_users()}")
-    if shutil.which("dockerd") is None:
+    if os.environ.get("DOCKER_HOST") or os.geteuid() != 0:
+        raise StackError(f"no Docker engine answers ({problem}): {engine_fix(problem)}")
+    if _dockerd() is None:
         await asyncio.to_thread(_install, settings, log)
     await asyncio.to_thread(_start, settings, log)
     await _wait_engine(settings)
@@ -76,10 +74,21 @@ def _record(settings: Settings) -> Path:
     return StateDir.of(settings).root / "engine.json"
 
 
-def _fix_for_users() -> str:
-    if shutil.which("dockerd") is None:
-        return "install Docker (Debian: `sudo apt-get install docker.io`) and add yourself to the group `docker`"
-    return "start it (`sudo systemctl start docker`) and add yourself to the group `docker`, or set DOCKER_HOST"
+def engine_fix(problem: str) -> str:
+    """What the user can do about `problem`."""
+    if os.environ.get("DOCKER_HOST"):
+        return "start the engine that DOCKER_HOST names, or unset DOCKER_HOST"
+    if os.geteuid() == 0:
+        return "`rollbook up` starts it, or installs it first on Debian and Ubuntu"
+    if "Permission denied" in problem:
+        return "`sudo usermod -aG docker $USER`, then log in again"
+    if _dockerd() is None:
+        return "`sudo apt-get install docker.io` and `sudo usermod -aG docker $USER`, then log in again"
+    return "`sudo systemctl start docker`"
+
+
+def _dockerd() -> str | None:
+    return shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
 def _install(settings: Settings, log: Log) -> None:
@@ -113,7 +122,7 @@ def _start(settings: Settings, log: Log) -> None:
     with _log_file(settings).open("ab") as output:
         # --fork: the engine is nobody's child, so it outlives us and leaves no zombie.
         subprocess.run(
-            ["setsid", "--fork", "dockerd"],
+            ["setsid", "--fork", _dockerd() or "dockerd"],
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -17,11 +17,10 @@ from pydantic import BaseModel
 
 from rollbook.errors import RollbookError
 from rollbook.settings import PROJECT_ROOT, Settings
-from rollbook.stack.docker_engine import engine_problem
-from rollbook.stack.ports import holder, is_free
+from rollbook.stack.docker_engine import engine_fix, engine_problem
+from rollbook.stack.ports import PREFERRED, holder, is_free
 from rollbook.stack.postgres import binaries
 from rollbook.stack.state import StateDir
-from rollbook.stack.supervisor import PREFERRED_PORTS
 from rollbook.stack.temporal_server import temporal_binary
 
 Level = Literal["ok", "warn", "fail"]
@@ -118,8 +117,7 @@ def check_uv(_: Settings) -> Check:
 def check_engine(_: Settings) -> Check:
     problem = engine_problem()
     if problem is not None:
-        fix = "`rollbook up` starts or installs it (root on Debian or Ubuntu), else install Docker Engine"
-        return Check(name="docker engine", level="fail", found=problem, fix=fix)
+        return Check(name="docker engine", level="fail", found=problem, fix=engine_fix(problem))
     client = docker.from_env(timeout=10)
     try:
         info = client.info()
@@ -243,7 +241,7 @@ def check_ports(settings: Settings) -> Check:
     pinned["artifact"] = settings.artifact_port
     taken = []
     level: Level = "ok"
-    for name, preferred in PREFERRED_PORTS.items():
+    for name, preferred in PREFERRED.items():
         port = pinned[name] or preferred
         if port not in ours and not is_free(port):
             taken.append(f"{port} ({name}) is taken by {holder(port)}")

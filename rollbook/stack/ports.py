@@ -8,6 +8,8 @@ from pathlib import Path
 from rollbook.errors import ConfigError
 
 HOST = "127.0.0.1"
+PREFERRED = {"temporal": 7233, "temporal_ui": 8233, "artifact": 8288}
+"""Port of each server where it is free."""
 
 
 def is_free(port: int) -> bool:

@@ -1,9 +1,7 @@
 """What servers need once they run: the ledger's schema, the namespace's retention."""
 
 import asyncio
-import inspect
 from datetime import timedelta
-from importlib import import_module, util
 
 import psycopg
 from google.protobuf.duration_pb2 import Duration
@@ -14,17 +12,12 @@ from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError
 
 from rollbook.errors import ConfigError
+from rollbook.ledger.migrate import upgrade
 
 
 async def migrate(url: str) -> None:
     """Bring the ledger at `url` to the newest schema."""
-    if util.find_spec("rollbook.ledger.migrate") is None:
-        return
-    upgrade = import_module("rollbook.ledger.migrate").upgrade
-    if inspect.iscoroutinefunction(upgrade):
-        await upgrade(url)
-    else:
-        await asyncio.to_thread(upgrade, url)
+    await asyncio.to_thread(upgrade, url)
 
 
 async def check_ledger(url: str) -> None:

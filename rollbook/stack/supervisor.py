@@ -19,15 +19,13 @@ from rollbook.stack.artifacts import ArtifactServer
 from rollbook.stack.children import TOKEN_VARIABLE, Child, StackError
 from rollbook.stack.keeper import Keeper
 from rollbook.stack.leftovers import stop_leftovers
-from rollbook.stack.ports import choose
+from rollbook.stack.ports import PREFERRED, choose
 from rollbook.stack.postgres import PostgresServer
 from rollbook.stack.prepare import check_ledger, external_temporal, migrate, set_retention
 from rollbook.stack.processes import ProcessRef
 from rollbook.stack.state import ChildState, StackPhase, StackState, StateDir
 from rollbook.stack.temporal_server import TemporalServer
 from rollbook.stack.worker import WORKER_PROGRAM, Worker
-
-PREFERRED_PORTS = {"temporal": 7233, "temporal_ui": 8233, "artifact": 8288}
 
 ServerT = TypeVar("ServerT", bound=Child)
 
@@ -43,7 +41,7 @@ class Supervisor:
         self._keepers: list[Keeper] = []
         self._stop = asyncio.Event()
         before = self._dir.read()
-        self._preferred = dict(PREFERRED_PORTS) | (before.ports if before else {})
+        self._preferred = dict(PREFERRED) | (before.ports if before else {})
         self._state = StackState(
             phase="starting",
             deployment_id=settings.deployment_id,
@@ -187,7 +185,7 @@ class Supervisor:
         port = choose(
             f"ROLLBOOK_{name.upper()}_PORT",
             pinned,
-            preferred=[self._preferred[name], PREFERRED_PORTS[name]] if self._preferred else [],
+            preferred=[self._preferred[name], PREFERRED[name]] if self._preferred else [],
             avoid=self._state.ports.values(),
         )
         self._state.ports[name] = port
