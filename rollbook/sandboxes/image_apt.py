@@ -97,18 +97,20 @@ def _uris_by_suite() -> dict[str, str]:
         if not path.is_file() or not os.access(path, os.R_OK):
             continue
         text = path.read_text(errors="replace")
-        entries = _deb822(text) if path.suffix == ".sources" else _one_line(text)
+        entries = deb822_entries(text) if path.suffix == ".sources" else one_line_entries(text)
         for uri, suite in entries:
             found.setdefault(suite, uri.rstrip("/"))
     return found
 
 
-def _one_line(text: str) -> list[tuple[str, str]]:
+def one_line_entries(text: str) -> list[tuple[str, str]]:
+    """(URI, suite) of each line of a sources.list that offers `main` over http(s)."""
     pattern = re.compile(r"^deb\s+(?:\[[^]]*]\s+)?(https?://\S+)\s+(\S+)\s+.*\bmain\b", re.MULTILINE)
     return [(match[1], match[2]) for match in pattern.finditer(text)]
 
 
-def _deb822(text: str) -> list[tuple[str, str]]:
+def deb822_entries(text: str) -> list[tuple[str, str]]:
+    """(URI, suite) of each enabled stanza of a .sources file that offers `main` over http(s)."""
     entries = []
     for stanza in re.split(r"\n\s*\n", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)):
         fields = dict(re.findall(r"^([\w-]+):\s*(.*)$", stanza, re.MULTILINE))

@@ -98,7 +98,7 @@ class Supervisor:
         """Kill the named services; they come back by the ordinary way."""
         for running in list(self._running.values()):
             if running.service.name in names:
-                os.killpg(running.pid, signal.SIGTERM)
+                os.kill(running.pid, signal.SIGTERM)  # our child, not collected yet: the number is still its own
 
     def _pause_s(self) -> float:
         if not self._waiting:
