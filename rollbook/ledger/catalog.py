@@ -13,6 +13,7 @@ from models.task import Task, set_digest
 from rollbook.errors import InvalidInput
 from rollbook.ledger import tables
 from rollbook.ledger.records import RegisteredSet
+from rollbook.ledger.storable import storable
 
 _INSERT_TASKS = text("""
     INSERT INTO task (task_digest, task_id, document)
@@ -31,7 +32,7 @@ _INSERT_MEMBERS = text("""
 
 async def register_task_set(conn: AsyncConnection, name: str, tasks: list[Task]) -> RegisteredSet:
     """Register `tasks` under `name`; the same tasks again change nothing."""
-    _require_distinct(name, tasks)
+    _require_whole(name, tasks)
     address = set_digest(tasks)
     await _serialise(conn, f"task_set:{name}")
     columns = {
@@ -48,11 +49,15 @@ async def register_task_set(conn: AsyncConnection, name: str, tasks: list[Task])
     return RegisteredSet(name=name, set_digest=address, tasks=len(tasks), added=added)
 
 
-def _require_distinct(name: str, tasks: list[Task]) -> None:
+def _require_whole(name: str, tasks: list[Task]) -> None:
     if not tasks:
         raise InvalidInput(f"task set {name}: it holds no task")
     seen: dict[str, str] = {}
     for task in tasks:
+        if storable(task.document) != task.document:
+            raise InvalidInput(
+                f"task {task.task_id}: the document holds a NUL or half a character; Postgres holds neither"
+            )
         if task.task_id in seen:
             raise InvalidInput(
                 f"task set {name}: task {task.task_id} is in both {seen[task.task_id]} and {task.domain}; "
@@ -124,6 +129,8 @@ async def task_document(conn: AsyncConnection, task_digest: str) -> dict[str, An
 
 async def register_script(conn: AsyncConnection, name: str, body: dict[str, Any]) -> str:
     """Register a script under `name`; its digest."""
+    if storable(body) != body:
+        raise InvalidInput(f"script {name}: it holds a NUL or half a character; Postgres holds neither")
     address = digest(body)
     await _serialise(conn, f"policy_script:{name}")
     row = {"script_digest": address, "body": body}

@@ -13,6 +13,7 @@ from rollbook.ledger import tables
 from rollbook.ledger.catalog import record_artifacts
 from rollbook.ledger.fence import fence
 from rollbook.ledger.records import Evaluation, ModelCall, StoredCall, StoredEvaluation, StoredTurn
+from rollbook.ledger.storable import storable
 
 _CALL = tuple(StoredCall.__slots__)
 _EVALUATION = tuple(name for name in Evaluation.model_fields if name != "log")
@@ -87,7 +88,7 @@ async def commit_turn(
         **_key(attempt),
         step=step,
         **{f"{name}_sha256": _sha(ref) for name, ref in seen.items()},
-        actions=actions,
+        actions=storable(actions),
         in_doubt=statuses.count("in_doubt"),
         raised=statuses.count("raised"),
         started_at=func.least(func.now(), func.to_timestamp(bindparam("began", started_at))),

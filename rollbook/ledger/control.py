@@ -9,6 +9,7 @@ from models.batch import Control, Counts
 from rollbook.errors import InvalidInput
 from rollbook.ledger import tables
 from rollbook.ledger.records import BatchControl
+from rollbook.ledger.storable import storable
 
 _COUNTS = text("""
     SELECT count(*) AS planned,
@@ -25,7 +26,7 @@ _COUNTS = text("""
 
 async def set_control(conn: AsyncConnection, change: Control) -> None:
     """Write a control change; the pump and `claim` read it. Repeating it changes nothing."""
-    await _update(conn, change.batch_id, _columns(change) | {"control_reason": change.reason})
+    await _update(conn, change.batch_id, _columns(change) | {"control_reason": storable(change.reason)})
 
 
 def _columns(change: Control) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def _columns(change: Control) -> dict[str, Any]:
 
 async def mark_cancelling(conn: AsyncConnection, batch_id: str, reason: str) -> None:
     """From now on nothing of the batch can be claimed; its open rows are about to be closed."""
-    await _update(conn, batch_id, {"cancelling": True, "control_reason": reason})
+    await _update(conn, batch_id, {"cancelling": True, "control_reason": storable(reason)})
 
 
 async def _update(conn: AsyncConnection, batch_id: str, values: dict[str, Any]) -> None:
@@ -57,7 +58,6 @@ async def batch_control(conn: AsyncConnection, batch_id: str) -> BatchControl:
     if row is None:
         raise InvalidInput(f"batch_id: no batch {batch_id!r}")
     return BatchControl(
-        batch_id=batch_id,
         reason=row["control_reason"],
         **{name: row[name] for name in BatchControl.__slots__ if name in row},
     )

@@ -5,19 +5,22 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
 from models.base import Sha256, Wire
 from models.episode import Observation
 from models.evidence import ArtifactRef
 from models.outcome import Infra, NonBlank, TerminalAction
+from rollbook.ledger.storable import storable
 
 UnitFloat = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 """A finite number within 0..1; bool, NaN and infinities are refused."""
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Clean = Annotated[str, Field(pattern=r"^[^\x00]*$")]
-"""Text that Postgres can hold: without NUL."""
+Clean = Annotated[str, BeforeValidator(storable)]
+"""Text that Postgres can hold, see `rollbook.ledger.storable`."""
+CleanJson = Annotated[dict[str, Any], BeforeValidator(storable)]
+"""JSON that Postgres can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ class ModelCall(Wire):
     prompt_tokens: int | None = Field(default=None, ge=0)
     completion_tokens: int | None = Field(default=None, ge=0)
     latency_s: Seconds | None = None
-    telemetry: dict[str, Any] | None = None
+    telemetry: CleanJson | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ class Evaluation(Wire):
     numpy_version: Clean | None = None
     task_digest: Sha256
     isolation: Clean = ""
-    exchanges: dict[str, Any] | None = None
+    exchanges: CleanJson | None = None
     log: ArtifactRef | None = None
     duration_s: Seconds | None = None
 

@@ -50,8 +50,10 @@ def select_tasks(members: Iterable[Member], wanted: TaskFilter) -> list[Member]:
 def _require_known(where: str, given: Iterable[str], known: set[str], what: str) -> None:
     for value in given:
         if value not in known:
-            close = get_close_matches(value, known, n=1, cutoff=0.5) or [k for k in known if k.startswith(value)]
-            hint = f"; did you mean {sorted(close)[0]}?" if close else ""
+            close = get_close_matches(value, sorted(known), n=1, cutoff=0.5) or sorted(
+                k for k in known if k.startswith(value)
+            )
+            hint = f"; did you mean {close[0]}?" if close else ""
             raise InvalidInput(f"{where}: the task set has no {what} {value!r}{hint}")
 
 

@@ -4,13 +4,15 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqlalchemy import text
+
 from models.batch import BatchSpec, RegisterBatch, Resolved, read_spec
 from models.episode import AttemptRef, Finalized, FinalizeRequest, Observation
 from models.evidence import ArtifactRef
 from models.identity import digest
 from models.outcome import Infra, OutcomeFacts
 from models.task import Task, read_task
-from rollbook.ledger import Claim, Evaluation, Ledger, ModelCall, Registered
+from rollbook.ledger import AuditReport, Claim, Evaluation, Ledger, ModelCall, Registered
 
 DEPLOYMENT = "test"
 NAMESPACE = "default"
@@ -123,11 +125,46 @@ class Kit:
         await self.evaluate(key, claimed.attempt_index, run_id, score)
         return await self.end(key, claimed.attempt_index, run_id, steps=steps)
 
-    async def keys(self) -> list[str]:
-        """Waiting rows in the order in which they would start, whatever the window."""
-        return [row.rollout_key for row in await self.ledger.startable(self.batch_id, 10_000)]
+    async def keys(self, **changes: Any) -> list[str]:
+        """Register the batch and return its rollouts in plan order."""
+        await self.register(**changes)
+        return await self.planned()
+
+    async def planned(self) -> list[str]:
+        """Keys of the batch in plan order."""
+        query = "SELECT rollout_key FROM rollout WHERE batch_id = :batch_id ORDER BY plan_order"
+        return [row["rollout_key"] for row in await rows(self.ledger, query, batch_id=self.batch_id)]
+
+    async def row(self, key: str) -> Any:
+        """The rollout row."""
+        return (await rows(self.ledger, "SELECT * FROM rollout WHERE rollout_key = :key", key=key))[0]
+
+    async def outcomes(self, key: str) -> list[Any]:
+        """The ends of a rollout's attempts, oldest first."""
+        query = "SELECT * FROM outcome WHERE rollout_key = :key ORDER BY attempt_index"
+        return await rows(self.ledger, query, key=key)
+
+    async def clean(self) -> AuditReport:
+        """Audit the batch; anything but rows that are not final fails the test."""
+        report = await self.ledger.audit(self.batch_id)
+        wrong = [finding for finding in report.findings if finding.kind != "not_final"]
+        assert not wrong, wrong
+        return report
 
 
 def ref(key: str, attempt_index: int) -> AttemptRef:
     """An attempt."""
     return AttemptRef(rollout_key=key, attempt_index=attempt_index)
+
+
+async def rows(ledger: Ledger, query: str, **values: Any) -> list[Any]:
+    """Rows of a query, as mappings."""
+    async with ledger.engine.connect() as conn:
+        return list((await conn.execute(text(query), values)).mappings())
+
+
+async def behind_the_guards(ledger: Ledger, statement: str, **values: Any) -> int:
+    """Change the database as only a superuser can, with every trigger switched off; rows that changed."""
+    async with ledger.engine.begin() as conn:
+        await conn.execute(text("SET LOCAL session_replication_role = replica"))
+        return (await conn.execute(text(statement), values)).rowcount

@@ -1,0 +1,33 @@
+"""Fixtures of ledger tests, a pytest plugin: test modules name it in `pytest_plugins`."""
+
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rollbook.ledger import Ledger
+from rollbook.ledger.migrate import upgrade
+from tests.integration.ledgerkit import Kit, make_tasks
+
+
+@pytest.fixture(scope="module")
+def ledger_url(module_database_url: str) -> str:
+    """A migrated database for the tests of one module; each test uses a batch of its own."""
+    upgrade(module_database_url)
+    return module_database_url
+
+
+@pytest.fixture(scope="module")
+async def ledger(ledger_url: str) -> AsyncIterator[Ledger]:
+    """A ledger for the tests of one module."""
+    ledger = Ledger.connect(ledger_url)
+    yield ledger
+    await ledger.aclose()
+
+
+@pytest.fixture
+async def kit(ledger: Ledger) -> Kit:
+    """A batch id of its own, and six registered tasks over three domains, two of each."""
+    tasks = make_tasks(6)
+    await ledger.register_task_set("tasks", tasks)
+    return Kit(ledger, batch_id=f"b-{uuid.uuid4().hex[:10]}", tasks=tasks)
