@@ -9,10 +9,11 @@ import json
 import os
 import shutil
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from uuid import NAMESPACE_URL, UUID, uuid5
+from uuid import NAMESPACE_URL, uuid4, uuid5
 
 import pytest
 from aiohttp import web
@@ -59,14 +60,15 @@ def run(env: EvaluatorEnv, guest: HttpGuest, tmp_path: Path) -> Run:
     return call
 
 
-@pytest.fixture
-def left_over(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Command lines of processes that still carry the marker of this test's runs."""
-    marker = UUID(bytes=os.urandom(16))
-    monkeypatch.setattr(process, "uuid4", lambda: marker)
+class LeftOver:
+    """Finds processes that carry the marker of this test's runs."""
 
-    def look() -> list[str]:
-        needle = f"{process.MARKER}={marker.hex}".encode()
+    def __init__(self) -> None:
+        self.marker = uuid4()
+
+    def __call__(self) -> list[str]:
+        """Their command lines."""
+        needle = f"{process.MARKER}={self.marker.hex}".encode()
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -76,7 +78,12 @@ def left_over(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
                 continue
         return found
 
-    return look
+
+@pytest.fixture
+def left_over(monkeypatch: pytest.MonkeyPatch) -> LeftOver:
+    left = LeftOver()
+    monkeypatch.setattr(process, "uuid4", lambda: left.marker)
+    return left
 
 
 def task(**evaluator: Any) -> dict[str, Any]:
@@ -286,9 +293,7 @@ async def test_a_file_that_could_not_be_kept_is_an_error_and_never_a_zero(run: R
     assert (result.status, result.value, result.error_type) == ("failed", None, "LocalFileError")
 
 
-async def test_a_deadline_ends_the_whole_process_tree(
-    run: Run, guest: HttpGuest, left_over: Callable[[], list[str]]
-) -> None:
+async def test_a_deadline_ends_the_whole_process_tree(run: Run, guest: HttpGuest, left_over: LeftOver) -> None:
     guest.routes["/execute"] = silence
     ticks: list[int] = []
     result = await run("evaluate", task(), timeout_s=4.0, on_tick=lambda: ticks.append(1))
@@ -301,7 +306,7 @@ async def test_a_deadline_ends_the_whole_process_tree(
 async def test_cancelling_kills_the_evaluator(
     run: Run,
     guest: HttpGuest,
-    left_over: Callable[[], list[str]],
+    left_over: LeftOver,
     monkeypatch: pytest.MonkeyPatch,
     isolated: str,
 ) -> None:
@@ -322,9 +327,57 @@ async def test_cancelling_kills_the_evaluator(
     assert left_over() == []
 
 
-async def test_a_stray_child_of_another_session_is_killed_too(
-    tmp_path: Path, left_over: Callable[[], list[str]]
+@pytest.mark.parametrize("isolated", ["auto", "none"])
+async def test_the_evaluator_dies_with_a_worker_that_is_killed(
+    tmp_path: Path, left_over: LeftOver, isolated: str
 ) -> None:
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _WORKER, left_over.marker.hex, str(tmp_path)),
+        env={**os.environ, "ROLLBOOK_EVALUATOR_ISOLATION": isolated},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert worker.stdout is not None
+    assert await asyncio.wait_for(worker.stdout.readline(), 60) == b"asked\n"
+    assert left_over()
+    worker.kill()
+    await worker.wait()
+    async with asyncio.timeout(10):
+        while left_over():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+_WORKER = """
+import asyncio, sys
+from pathlib import Path
+from uuid import UUID
+from rollbook.osworld import process
+from rollbook.osworld.environment import ensure_environment
+from rollbook.osworld.runner import run_phase
+from rollbook.sandboxes.provider import Endpoint
+from tests.doubles.http_guest import HttpGuest, silence
+from tests.integration.test_osworld_runner import task
+
+async def ask(request):
+    print("asked", flush=True)
+    return await silence(request)
+
+async def main():
+    process.uuid4 = lambda: UUID(sys.argv[1])
+    async with HttpGuest(routes={"/execute": ask}) as guest:
+        await run_phase(
+            "evaluate", task=task(), endpoints={5000: Endpoint(guest.url)}, work_dir=Path(sys.argv[2]) / "attempt",
+            terminal_action=None, screen=(1920, 1080), client_password="password", timeout_s=60.0,
+            expected_nonce=guest.nonce, env=await ensure_environment(print_nothing),
+        )
+
+def print_nothing(line):
+    pass
+
+asyncio.run(main())
+"""
+
+
+async def test_a_stray_child_of_another_session_is_killed_too(tmp_path: Path, left_over: LeftOver) -> None:
     with (tmp_path / "log").open("wb") as log:
         stray = process.KillableProcess(
             ["sh", "-c", "setsid sleep 300 & echo started; wait"],
@@ -402,7 +455,7 @@ print("spy:", found)
 
 
 async def test_an_evaluator_that_eats_memory_is_ended(
-    run: Run, guest: HttpGuest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_over: Callable[[], list[str]]
+    run: Run, guest: HttpGuest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_over: LeftOver
 ) -> None:
     monkeypatch.setenv("ROLLBOOK_EVALUATOR_MEMORY_BYTES", str(2**29))
     guest.routes["/file"] = b"import time\nheld = b'x' * 2**30\ntime.sleep(60)\n"
