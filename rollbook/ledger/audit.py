@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 from sqlalchemy import TextClause, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from models.batch import read_spec
 from models.identity import digest
-from models.task import TaskFilter
 from rollbook.errors import InvalidInput
 from rollbook.ledger import tables
 from rollbook.ledger.records import AuditReport, Finding
@@ -108,13 +108,22 @@ async def _plan(conn: AsyncConnection, batch_id: str) -> list[Finding]:
     launches = (await conn.execute(query.order_by(launch.c.launch_index))).all()
     found: list[Finding] = []
     samples: dict[Member, int] = {}
-    for spec, set_digest, _ in launches:
+    for raw, set_digest, _ in launches:
         members = await _members(conn, set_digest)
         if set_digest != digest(sorted([member.domain, member.task_id, member.task_digest] for member in members)):
             found.append(Finding("set_digest", set_digest, "the members of the task set do not have its digest"))
             continue
-        for member in select_tasks(members, TaskFilter(**spec["tasks"])):
-            samples[member] = max(samples.get(member, 0), spec["samples"])
+        try:
+            spec = read_spec(raw)
+            chosen = select_tasks(members, spec.tasks)
+        except ValueError as error:
+            found.append(Finding("registration", batch_id, f"a registered spec cannot be read: {error}"))
+            continue
+        except InvalidInput as error:
+            found.append(Finding("registration", batch_id, f"a registered spec does not fit its task set: {error}"))
+            continue
+        for member in chosen:
+            samples[member] = max(samples.get(member, 0), spec.samples)
     found += await _compare_plan(conn, batch_id, samples)
     if launches and await conn.scalar(text(PLAN_DIGEST), {"batch_id": batch_id}) != launches[-1].plan_digest:
         found.append(Finding("plan_digest", batch_id, "the planned rows are not those that were registered"))

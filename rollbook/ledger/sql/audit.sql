@@ -40,7 +40,7 @@ SELECT coalesce(contract -> 'policy' ->> 'script_digest', '') AS subject,
     'the policy script is missing or does not have its digest' AS detail
 FROM batch LEFT JOIN policy_script ON script_digest = contract -> 'policy' ->> 'script_digest'
 WHERE batch_id = :batch_id AND contract -> 'policy' ->> 'kind' = 'scripted'
-    AND script_digest IS DISTINCT FROM encode(sha256(convert_to(body::text, 'UTF8')), 'hex');
+    AND (script_digest IS NULL OR script_digest <> encode(sha256(convert_to(body::text, 'UTF8')), 'hex'));
 
 -- name: attempts
 SELECT rollout_key AS subject, 'attempts ' || coalesce(made.number, 0) || ' of ' || coalesce(made.newest, 0)
