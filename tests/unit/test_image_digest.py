@@ -44,7 +44,7 @@ def test_each_content_counts(inputs: Path, name: str) -> None:
 
 def test_names_and_execute_bits_count(inputs: Path) -> None:
     before = digest(inputs)
-    sudo = inputs / "rootfs/usr/local/bin/sudo"
+    sudo = inputs / "rootfs/usr/bin/sudo"
     sudo.chmod(0o644)
     without_bit = digest(inputs)
     sudo.chmod(0o755)

@@ -1,7 +1,7 @@
 """Root's side of `sudo` in a container without set-user-ID ("no new privileges").
 
 OSWorld's tasks and agents use sudo with a known password. Under no-new-privileges the kernel ignores the
-set-user-ID bit, so /usr/local/bin/sudo asks this service instead: it checks the user's password against the
+set-user-ID bit, so /usr/bin/sudo asks this service instead: it checks the user's password against the
 shadow file and runs the command as root on the caller's own standard streams.
 
 One connection per sudo call. The client sends lines of JSON: `authenticate` until one succeeds, then `run` with

@@ -16,7 +16,7 @@ import socket
 import sys
 from pathlib import Path
 
-REAL_SUDO = "/usr/bin/sudo"
+REAL_SUDO = "/usr/bin/sudo.setuid"
 SOCKET = "/run/rollbook/elevation"
 KEPT = ("TERM", "LANG", "LANGUAGE", "LC_ALL", "DISPLAY", "XAUTHORITY", "COLORTERM")
 SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -10,7 +10,7 @@ import os
 import secrets
 from pathlib import Path
 
-from init.accounts import DISPLAY, ROOT_ENVIRONMENT, RUN_DIR
+from init.accounts import DISPLAY, ROOT_ENVIRONMENT, RUN_DIR, account
 from init.services import Service
 
 PORT = 8006
@@ -24,7 +24,10 @@ def services() -> list[Service]:
     x11vnc = ("x11vnc", "-display", DISPLAY, "-auth", str(RUN_DIR / "xauthority"), "-localhost", "-rfbport", "5900")
     options = ("-forever", "-shared", "-nobell", "-noxrecord", "-quiet", *_access())
     bridge = ("python3", "-m", "websockify", "--web", WEB_ROOT, str(PORT), "127.0.0.1:5900")
-    return [Service("x11vnc", x11vnc + options, ROOT_ENVIRONMENT), Service("novnc", bridge, ROOT_ENVIRONMENT)]
+    return [
+        Service("x11vnc", x11vnc + options, ROOT_ENVIRONMENT),
+        Service("novnc", bridge, ROOT_ENVIRONMENT, account("nobody")),
+    ]
 
 
 def _access() -> tuple[str, ...]:
