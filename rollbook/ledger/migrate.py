@@ -81,20 +81,23 @@ def load_code(connection: Connection) -> None:
     for name in SCRIPTS:
         _script(connection, (SQL / name).read_text())
     views = re.findall(r"^CREATE VIEW (\w+)", (SQL / "views.sql").read_text(), re.MULTILINE)
-    note = canonical_json({"digest": code_digest(), "views": views})
+    seals = re.findall(r"^CREATE OR REPLACE FUNCTION seal\(r (\w+)\)", (SQL / "seals.sql").read_text(), re.MULTILINE)
+    note = canonical_json({"digest": code_digest(), "views": views, "seals": seals})
     _script(
         connection,
         "CREATE OR REPLACE FUNCTION schema_code() RETURNS jsonb LANGUAGE sql IMMUTABLE "
-        f"RETURN '{note}'::jsonb; COMMENT ON FUNCTION schema_code() IS 'which guards and views are loaded';",
+        f"RETURN '{note}'::jsonb; COMMENT ON FUNCTION schema_code() IS 'which guards, seals and views are loaded';",
     )
 
 
 def drop_code(connection: Connection) -> None:
-    """Drop the views (in the way of table changes) and the note of them; guards stay."""
+    """Drop what depends on tables and so stands in the way of their changes: views and seals. Guards stay."""
     if connection.scalar(_KNOWN):
         note = connection.scalar(text("SELECT schema_code()"))
         for view in reversed(note["views"]):
             _script(connection, f"DROP VIEW IF EXISTS {view}")
+        for table in note["seals"]:
+            _script(connection, f"DROP FUNCTION IF EXISTS seal({table})")
         _script(connection, "DROP FUNCTION schema_code()")
 
 
