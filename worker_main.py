@@ -107,6 +107,7 @@ def main() -> int:
     parser.add_argument("--role", choices=ROLES, default="all")
     role = parser.parse_args().role
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per request, with its URL
     try:
         asyncio.run(_main(role))
     except RollbookError as error:

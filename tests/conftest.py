@@ -14,6 +14,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from tests.stackkit import (
+    DEPLOYMENT_LABEL,
     PostgresServer,
     TemporalServer,
     containers_of,
@@ -96,4 +97,6 @@ def docker_client(deployment_id: str) -> Iterator[docker.DockerClient]:
             container.remove(force=True, v=True)
         except NotFound:
             continue
+    for network in client.networks.list(filters={"label": f"{DEPLOYMENT_LABEL}={deployment_id}"}):
+        network.remove()
     client.close()
