@@ -9,6 +9,7 @@ import pytest
 from models.batch import ScriptedPolicy, read_spec
 from models.outcome import ELIGIBLE
 from models.task import Task
+from rollbook.osworld.capabilities import validate_task
 from rollbook.osworld.tasksets import read_task_set
 from rollbook.policies.scripted import Script, read_script
 from rollbook.settings import PROJECT_ROOT, get_settings
@@ -60,8 +61,8 @@ def test_quickstart_shows_every_kind_of_ending() -> None:
 
 def test_quickstart_needs_nothing_from_outside() -> None:
     for task in _tasks("quickstart").values():
-        text = json.dumps(task.document)
-        assert "http" not in text
+        assert validate_task(task.document) == []
+        assert "http" not in json.dumps(task.document)
         assert task.document["proxy"] is False
         assert all(step["type"] != "download" for step in task.document["config"])
 
