@@ -62,6 +62,10 @@ if [ "$goal" = all ]; then
     need iptables test -x /usr/sbin/iptables
     if is_root && [ "${ROLLBOOK_INSTALL_DOCKER:-1}" != 0 ] && [ -z "${DOCKER_HOST:-}" ]; then
         need docker.io command -v dockerd
+        if grep -qs Y /sys/module/apparmor/parameters/enabled; then
+            # The engine starts no container on a kernel with AppArmor when this tool is missing.
+            need apparmor test -x /usr/sbin/apparmor_parser
+        fi
     fi
 fi
 if ! is_root; then

@@ -3,6 +3,7 @@
 Everything is started on demand and once per session; unit tests ask for none of it.
 """
 
+import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,6 +23,11 @@ from tests.stackkit import (
     new_temporal,
     scratch_directory,
 )
+
+
+def pytest_configure() -> None:
+    """SIGTERM (a CI timeout) ends the run as Ctrl-C does: fixtures stop their servers and remove their desktops."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

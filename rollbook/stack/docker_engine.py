@@ -24,7 +24,7 @@ from rollbook.stack.state import StateDir
 
 Log = Callable[[str], None]
 
-PACKAGES = ("docker.io", "iptables")
+PACKAGES = ("docker.io", "iptables", "apparmor")
 START_TIMEOUT_S = 60.0
 _PID_FILE = Path("/var/run/docker.pid")
 

@@ -57,15 +57,18 @@ async def _begin(state: StackState | None, state_dir: StateDir, settings: Settin
 def _spawn_supervisor(settings: Settings, state_dir: StateDir) -> None:
     log_file = state_dir.logs / "supervisor.log"
     with log_file.open("ab") as log:
-        subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "rollbook.stack.supervisor"],
             cwd=state_dir.root,
             env={**os.environ, **settings.environment()},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            check=True,
+            check=False,
         )
+    if done.returncode != 0:
+        reason = log_file.read_text(errors="replace").strip().splitlines()[-1:]
+        raise StackError(f"the supervisor does not start: {' '.join(reason)} (log: {log_file})")
 
 
 async def _wait_ready(state_dir: StateDir, log: Log) -> StackState:

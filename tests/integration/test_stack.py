@@ -297,6 +297,14 @@ def _empty_image(name: str) -> bytes:
     return archive({"layer.tar": layer, "config.json": config, "manifest.json": manifest})
 
 
+async def test_a_supervisor_that_does_not_start_is_explained(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nonexistent")
+    with pytest.raises(StackError, match=r"supervisor does not start: .*supervisor\.log"):
+        await up(settings, log=_quiet, engine=False)
+
+
 async def test_logs_refuse_an_unknown_name(settings: Settings) -> None:
     StateDir.of(settings).create()
     (StateDir.of(settings).logs / "temporal.log").write_text("hello\n")
