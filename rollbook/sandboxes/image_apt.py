@@ -34,6 +34,11 @@ class AptSettings:
         """Whether something is reached through this machine's loopback (a caching proxy, as a rule)."""
         return bool(re.search(r"//(127\.|localhost|\[::1\])", " ".join([self.mirror, *self.options])))
 
+    def proxy_environment(self) -> dict[str, str]:
+        """apt's proxies as the variables that debootstrap's downloader knows."""
+        found = (re.match(r'Acquire::(https?)::Proxy "(http[^"]+)";', line) for line in self.options)
+        return {f"{match[1]}_proxy": match[2] for match in found if match}
+
 
 def of_this_machine() -> AptSettings:
     """The settings that count here. Raises ConfigError when they hold a password: it would stay in the image."""

@@ -126,7 +126,8 @@ def _debootstrap(client: docker.DockerClient, apt: image_apt.AptSettings, log: L
     log(f"debootstrap {SUITE} (about half a minute)")
     with tempfile.TemporaryDirectory(prefix="rollbook-base-") as scratch:
         root = Path(scratch) / "root"
-        _run(["debootstrap", "--variant=minbase", SUITE, str(root), apt.mirror], "debootstrap", timeout_s=1200)
+        command = ["debootstrap", "--variant=minbase", SUITE, str(root), apt.mirror]
+        _run(command, "debootstrap", timeout_s=1200, environment=apt.proxy_environment())
         for path in (root / "var/cache/apt/archives").glob("*.deb"):
             path.unlink()
         for name_inside in NOT_NEEDED:
@@ -150,13 +151,17 @@ def _require_debootstrap(log: Log) -> None:
         return
     if not shutil.which("apt-get"):
         raise ConfigError(f"debootstrap is missing: install it, or make {PUBLIC_BASE} available to the Docker engine")
-    log("installing debootstrap")
-    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", "debootstrap", "debian-archive-keyring"]
+    _apt_install(["debootstrap", "debian-archive-keyring"], log)
+
+
+def _apt_install(packages: list[str], log: Log) -> None:
+    log(f"installing {' '.join(packages)}")
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *packages]
     try:
-        _run(install, "apt-get install debootstrap", timeout_s=300)
-    except SandboxStartFailed:
-        _run(["apt-get", "update", "-q"], "apt-get update", timeout_s=300)
-        _run(install, "apt-get install debootstrap", timeout_s=300)
+        _run(install, "apt-get install", timeout_s=600)
+    except SandboxStartFailed:  # as a rule the package lists are old or were never fetched
+        _run(["apt-get", "update", "-q"], "apt-get update", timeout_s=600)
+        _run(install, "apt-get install", timeout_s=600)
 
 
 def _wheels(context: Path, log: Log) -> None:
@@ -165,24 +170,34 @@ def _wheels(context: Path, log: Log) -> None:
     target = context / "wheels"
     target.mkdir()
     arguments = ["wheel", "-q", "--no-deps", "-r", str(context / "wheels.list"), "-w", str(target)]
-    _run([*_pip(), *arguments], "pip wheel", timeout_s=600)
+    _run([*_pip(log), *arguments], "pip wheel", timeout_s=600)
 
 
-def _pip() -> list[str]:
+def _pip(log: Log) -> list[str]:
     """A pip that works: this environment's, or the system's (environments made by uv have none)."""
-    candidates = [[sys.executable, "-m", "pip"], ["/usr/bin/python3", "-m", "pip"], ["pip3"], ["uvx", "pip"]]
-    for command in candidates:
-        if shutil.which(command[0]):
-            probe = subprocess.run([*command, "--version"], capture_output=True, timeout=120, check=False)
-            if probe.returncode == 0:
-                return command
+    system = ["/usr/bin/python3", "-m", "pip"]
+    for command in ([sys.executable, "-m", "pip"], system, ["pip3"], ["uvx", "pip"]):
+        if _works([*command, "--version"]):
+            return command
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        _apt_install(["python3-pip"], log)
+        return system
     raise ConfigError("pip is missing: apt-get install python3-pip (it fetches pyautogui for the desktop image)")
 
 
-def _run(command: list[str], what: str, *, timeout_s: float) -> None:
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+def _works(command: list[str]) -> bool:
+    if not shutil.which(command[0]):
+        return False
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _run(command: list[str], what: str, *, timeout_s: float, environment: dict[str, str] | None = None) -> None:
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", **(environment or {})}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
     except subprocess.TimeoutExpired as error:
         raise SandboxStartFailed(f"{what} took longer than {timeout_s:g} s") from error
     if done.returncode != 0:

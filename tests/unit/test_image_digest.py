@@ -144,3 +144,10 @@ def test_a_named_mirror_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     image_apt.write(settings, tmp_path / "apt")
     assert "3142" in (tmp_path / "apt" / "sources.list").read_text()
     assert (tmp_path / "apt" / "apt.conf").read_text() == ""
+
+
+def test_apts_proxy_is_handed_to_debootstrap() -> None:
+    options = ('Acquire::http::Proxy "http://proxy.example:3128/";', 'Acquire::https::Proxy "DIRECT";')
+    settings = image_apt.AptSettings(options=options)
+    assert settings.proxy_environment() == {"http_proxy": "http://proxy.example:3128/"}
+    assert not settings.needs_host_network
