@@ -20,21 +20,24 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.desktop import DesktopActivities
+from activities.janitor import JanitorActivities
 from activities.ledger import LedgerActivities
 from activities.osworld import OsworldActivities
 from activities.policy import PolicyActivities
 from activities.pump import PumpActivities
 from activities.sandbox import SandboxActivities
 from rollbook.errors import RollbookError
+from rollbook.janitor import ensure_janitor
 from rollbook.open import connect_temporal, open_services
 from rollbook.plugin import RollbookPlugin
 from rollbook.services import Services
 from rollbook.settings import Settings, get_settings
 from workflows.batch import BenchmarkBatch
 from workflows.episode import Episode
+from workflows.janitor import Janitor
 
 ROLES = ("orchestrate", "desktop", "osworld", "all")
-WORKFLOWS: tuple[type, ...] = (BenchmarkBatch, Episode)
+WORKFLOWS: tuple[type, ...] = (BenchmarkBatch, Episode, Janitor)
 
 log = logging.getLogger("rollbook.worker")
 
@@ -53,7 +56,8 @@ def queues(role: str, services: Services, client: Client) -> dict[str, Queue]:
 
     if role in ("orchestrate", "all"):
         own = LedgerActivities(services).all() + PumpActivities(services, client).all()
-        add(settings.task_queue_orchestrate, list(WORKFLOWS), own + PolicyActivities(services).all())
+        own += PolicyActivities(services).all() + JanitorActivities(services, client).all()
+        add(settings.task_queue_orchestrate, list(WORKFLOWS), own)
     if role in ("desktop", "all"):
         own = SandboxActivities(services).all() + DesktopActivities(services).all()
         add(settings.task_queue_desktop, [], own)
@@ -84,6 +88,8 @@ async def serve(role: str, settings: Settings, stop: asyncio.Event) -> None:
         services = await open_services(settings, role)
         stack.push_async_callback(services.close)
         client = await connect_temporal(settings, RollbookPlugin())
+        if role in ("orchestrate", "all"):
+            await ensure_janitor(client, settings)
         for queue, work in queues(role, services, client).items():
             await stack.enter_async_context(make_worker(client, queue, work, settings))
             log.info("polling %s as %s", queue, role)

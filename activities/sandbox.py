@@ -10,15 +10,10 @@ from models import names
 from models.episode import AttemptRef, Desk
 from models.web import needs_web
 from rollbook.errors import RollbookError
-from rollbook.ledger.records import AttemptContext, Lease
+from rollbook.ledger.records import AttemptContext
 from rollbook.sandboxes.nonce import read_nonce
-from rollbook.sandboxes.provider import (
-    GUEST_PORT,
-    LABEL_DEPLOYMENT,
-    LABEL_KEY,
-    SandboxProvider,
-    SandboxSpec,
-)
+from rollbook.sandboxes.provider import GUEST_PORT, SandboxSpec
+from rollbook.sandboxes.removal import remove_sandbox
 from rollbook.services import Services
 
 
@@ -77,19 +72,9 @@ class SandboxActivities:
         if lease is None:
             return
         async with beating():
-            await self._remove(services.provider(lease.provider), lease)
+            await remove_sandbox(services.provider(lease.provider), lease)
             await asyncio.to_thread(shutil.rmtree, services.work_dir(lease.sandbox_key), ignore_errors=True)
         await services.ledger.sandbox_stopped(lease.sandbox_key, reason="the attempt ended")
-
-    async def _remove(self, provider: SandboxProvider, lease: Lease) -> None:
-        """Kill by id and look once; where no id was ever recorded, a create may still be under way: until quiet."""
-        if lease.sandbox_id is None:
-            await provider.stop_key(lease.sandbox_key)
-            return
-        await provider.stop(lease.sandbox_id)
-        labels = {LABEL_DEPLOYMENT: lease.deployment_id, LABEL_KEY: lease.sandbox_key}
-        if await provider.list(labels):
-            await provider.stop_key(lease.sandbox_key)
 
     def _spec(self, context: AttemptContext) -> SandboxSpec:
         settings = self._services.settings

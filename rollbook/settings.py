@@ -114,6 +114,10 @@ class Settings(BaseSettings):
     """Heartbeat timeout of long activities, seconds. Must exceed a fail-over of the Temporal server."""
     lease_s: float = Field(default=7200.0, ge=60)
     """Seconds a desktop's lease lasts without renewal."""
+    janitor_interval_s: float = Field(default=300.0, ge=5, le=86_400)
+    """Seconds between two runs of the Janitor."""
+    janitor_min_age_s: float = Field(default=120.0, ge=1)
+    """Seconds a row must have been quiet before the Janitor looks at it."""
     pump_slice_s: float = Field(default=60.0, gt=0, le=3600)
     """Seconds of one pump call; the batch shows its roll call in the Temporal UI after each."""
     pump_slices_per_run: int = Field(default=200, ge=1, le=1000)

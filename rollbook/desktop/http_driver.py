@@ -46,8 +46,9 @@ class HttpDriver:
         if state == "done":
             return b""
         result = await self._run("prepare", job, None, note)
-        if self._lost(result):
-            raise SandboxLost(f"the desktop died during setup: {_words(result)}")
+        if self._lost(result) or result.guest_failed:
+            # a step whose reply was lost may or may not have happened: this desktop proves nothing any more
+            raise SandboxLost(f"the desktop failed during setup: {_words(result)}")
         if result.status != "ok" or result.value is not True:
             raise SetupFailed(f"setup failed: {_words(result)}")
         await finish_phase(self._client, "prepare")

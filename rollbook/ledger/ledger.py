@@ -279,6 +279,11 @@ class Ledger:
         async with transaction(self.engine) as conn:
             return await sandboxes.sandbox_stopped(conn, sandbox_key, reason)
 
+    async def leases_of(self, deployment_id: str, keys: list[str]) -> list[Lease]:
+        """Leases of a deployment by their keys, stopped ones included."""
+        async with transaction(self.engine) as conn:
+            return await sandboxes.leases_of(conn, deployment_id, keys)
+
     async def live_sandboxes(self, deployment_id: str) -> list[Lease]:
         """Leases of a deployment that are not stopped."""
         async with transaction(self.engine) as conn:
@@ -336,6 +341,16 @@ class Ledger:
         """The workflow was found."""
         async with transaction(self.engine) as conn:
             await reconcile.sighted_alive(conn, rollout_key, run_id)
+
+    async def open_batches(self, deployment_id: str, namespace: str) -> list[str]:
+        """Batches that still have rows to run; see `reconcile.open_batches`."""
+        async with transaction(self.engine) as conn:
+            return await reconcile.open_batches(conn, deployment_id, namespace)
+
+    async def long_final(self, deployment_id: str, namespace: str, keys: list[str], min_age_s: float) -> list[str]:
+        """Rows that have been final for a while; see `reconcile.long_final`."""
+        async with transaction(self.engine) as conn:
+            return await reconcile.long_final(conn, deployment_id, namespace, keys, min_age_s)
 
     async def close_reconciled(self, rollout_key: str, attempt_index: int, reason: str) -> str | None:
         """End an attempt whose workflow is gone; the rollout's state after it, None when nothing was done."""

@@ -1,6 +1,7 @@
 """What reconciliation needs to know: quiet rows of one deployment, and how often their workflow was not found."""
 
-from sqlalchemy import text
+from sqlalchemy import bindparam, text
+from sqlalchemy.dialects.postgresql import ARRAY, TEXT
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rollbook.ledger.records import Suspect
@@ -53,3 +54,34 @@ async def sighted_missing(conn: AsyncConnection, rollout_key: str, run_id: str) 
 async def sighted_alive(conn: AsyncConnection, rollout_key: str, run_id: str) -> None:
     """The workflow was found: earlier misses prove nothing any more."""
     await conn.execute(_FOUND, {"rollout_key": rollout_key, "run_id": run_id})
+
+
+_OPEN_BATCHES = text("""
+    SELECT batch_id FROM batch
+    WHERE deployment_id = :deployment_id AND namespace = :namespace AND NOT stopping AND NOT cancelling
+        AND EXISTS (SELECT FROM rollout WHERE rollout.batch_id = batch.batch_id AND state <> 'final')
+    ORDER BY batch_id
+""")
+
+_ENDED = text("""
+    SELECT rollout.rollout_key
+    FROM rollout JOIN batch USING (batch_id)
+    JOIN outcome ON outcome.rollout_key = rollout.rollout_key AND outcome.attempt_index = current_attempt
+    WHERE deployment_id = :deployment_id AND namespace = :namespace AND state = 'final'
+        AND rollout.rollout_key = ANY(:keys) AND ended_at < now() - make_interval(secs => :min_age_s)
+    ORDER BY rollout.rollout_key
+""").bindparams(bindparam("keys", type_=ARRAY(TEXT)))
+
+
+async def open_batches(conn: AsyncConnection, deployment_id: str, namespace: str) -> list[str]:
+    """Batches of this deployment and namespace that still have rows to run and were not told to stop."""
+    values = {"deployment_id": deployment_id, "namespace": namespace}
+    return list((await conn.execute(_OPEN_BATCHES, values)).scalars())
+
+
+async def long_final(
+    conn: AsyncConnection, deployment_id: str, namespace: str, keys: list[str], min_age_s: float
+) -> list[str]:
+    """Those of `keys` that are ours and have been final for `min_age_s` seconds."""
+    values = {"deployment_id": deployment_id, "namespace": namespace, "keys": keys, "min_age_s": min_age_s}
+    return list((await conn.execute(_ENDED, values)).scalars())

@@ -103,6 +103,13 @@ async def live_sandboxes(conn: AsyncConnection, deployment_id: str) -> list[Leas
     return [Lease(**row) for row in (await conn.execute(query.order_by(lease.c.created_at))).mappings()]
 
 
+async def leases_of(conn: AsyncConnection, deployment_id: str, keys: list[str]) -> list[Lease]:
+    """Leases of a deployment by their keys, stopped ones included."""
+    lease = tables.sandbox
+    query = _leases((lease.c.deployment_id == deployment_id) & lease.c.sandbox_key.in_(keys))
+    return [Lease(**row) for row in (await conn.execute(query)).mappings()]
+
+
 def _leases(condition: ColumnElement[bool]) -> Select[Any]:
     lease, end = tables.sandbox, tables.outcome
     ended = (end.c.rollout_key == lease.c.rollout_key) & (end.c.attempt_index == lease.c.attempt_index)

@@ -7,6 +7,7 @@ from pathlib import Path
 import docker
 import pytest
 
+from tests.faults.waiting import until
 from tests.faults.world import World, broken_world, counting_script, counting_task
 
 
@@ -37,7 +38,7 @@ async def test_a_batch_survives_the_death_of(victim: str, world: World) -> None:
         return bool(rows[0]["n"] >= 2)
 
     for _ in range(2):
-        await world.until("actions are being run", in_the_middle)
+        await until("actions are being run", in_the_middle)
         await _kill(world, victim)
         await asyncio.sleep(1.0)
         await _start(world, victim)
@@ -47,7 +48,7 @@ async def test_a_batch_survives_the_death_of(victim: str, world: World) -> None:
         counts = await world.system.ledger.counts("crash")
         return counts.planned > 0 and counts.admitted + counts.masked == counts.planned
 
-    await world.until("every row is final", final, 400)
+    await until("every row is final", final, 400)
     async with asyncio.timeout(120):
         result = await handle.result()
     assert (result.state, result.counts.planned) == ("complete", 10)

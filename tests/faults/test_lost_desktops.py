@@ -8,6 +8,7 @@ import docker
 import pytest
 from temporalio.client import WorkflowFailureError
 
+from tests.faults.waiting import until
 from tests.faults.world import World, broken_world, counting_script, counting_task
 
 TASKS = [
@@ -32,7 +33,7 @@ async def _kill_when(world: World, key: str, activity: str) -> None:
         pending = description.raw_description.pending_activities
         return any(one.activity_id == activity and one.HasField("last_started_time") for one in pending)
 
-    await world.until(f"{activity} runs", running)
+    await until(f"{activity} runs", running)
     for container in await asyncio.to_thread(world.containers):
         if container.labels["rollbook.rollout"] == key:
             await asyncio.to_thread(container.kill)
@@ -73,7 +74,7 @@ async def test_cancel_leaves_no_desktop_and_no_open_row(world: World) -> None:
     async def two_desktops() -> bool:
         return len(await asyncio.to_thread(world.containers)) >= 2
 
-    await world.until("two desktops run", two_desktops)
+    await until("two desktops run", two_desktops)
     await handle.cancel()
     with pytest.raises(WorkflowFailureError):
         async with asyncio.timeout(120):

@@ -5,8 +5,7 @@ demands exactly as many lines as there were actions. A lost action or a doubled 
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import docker
 from sqlalchemy import text
 
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT
+from tests.faults.waiting import until
 from tests.stackkit import PostgresServer, TemporalServer, containers_of, new_postgres, new_temporal
 from tests.system import System, WorkerProcess, running_system, system_settings
 
@@ -80,20 +80,6 @@ class World:
         async with self.system.ledger.engine.connect() as connection:
             return [dict(row) for row in (await connection.execute(text(query), values)).mappings()]
 
-    async def until(self, what: str, condition: Callable[[], Awaitable[Any]], patience_s: float = 240) -> Any:
-        """Wait for a condition; errors of servers that are down just now do not count."""
-        ends_at = time.monotonic() + patience_s
-        while time.monotonic() < ends_at:
-            try:
-                if found := await condition():
-                    return found
-            except Exception as error:
-                last: Any = error
-            else:
-                last = None
-            await asyncio.sleep(0.2)
-        raise AssertionError(f"never: {what}" + (f" (last error: {last})" if last else ""))
-
     async def scored(self, batch_id: str) -> list[dict[str, Any]]:
         """The selected outcome of every rollout."""
         return await self.rows(
@@ -108,7 +94,7 @@ class World:
         async def none_left() -> bool:
             return not await asyncio.to_thread(self.containers)
 
-        await self.until("no desktop is left", none_left, 60)
+        await until("no desktop is left", none_left, 60)
 
 
 @asynccontextmanager
