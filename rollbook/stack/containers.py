@@ -12,17 +12,17 @@ DEPLOYMENT_LABEL = "rollbook.deployment"
 
 async def count_desktops(deployment_id: str) -> int | None:
     """How many containers carry the label of `deployment_id`; None if no engine answers."""
-    return await asyncio.to_thread(_with_engine, lambda client: len(_list(client, deployment_id)))
+    return await asyncio.to_thread(_with_engine, 10, lambda client: len(_list(client, deployment_id)))
 
 
 async def remove_desktops(deployment_id: str) -> int | None:
     """Remove every container that carries the label of `deployment_id`; how many, None if no engine answers."""
-    return await asyncio.to_thread(_with_engine, lambda client: _remove(client, deployment_id))
+    return await asyncio.to_thread(_with_engine, 120, lambda client: _remove(client, deployment_id))
 
 
-def _with_engine(use: Callable[[docker.DockerClient], int]) -> int | None:
+def _with_engine(timeout_s: int, use: Callable[[docker.DockerClient], int]) -> int | None:
     try:
-        client = docker.from_env(timeout=60)
+        client = docker.from_env(timeout=timeout_s)
     except DockerException:
         return None
     try:

@@ -108,7 +108,8 @@ async def down(settings: Settings, log: Log = print, engine: bool = False) -> No
             await stop_leftovers(state, log)
             _forget_processes(state)
             state_dir.write(state)
-    removed = await remove_desktops(settings.deployment_id)
+    # The stack's own id, should the setting have changed since it was started.
+    removed = await remove_desktops(settings.deployment_id if state is None else state.deployment_id)
     log("the stack is down" + (f"; {removed} desktops removed" if removed else ""))
     if engine:
         await stop_engine(settings, log)

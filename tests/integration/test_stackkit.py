@@ -1,9 +1,12 @@
 """The session's servers work, and survive kill -9 on the same data and address."""
 
+import os
+
 import psycopg
 import pytest
 from temporalio.client import Client
 
+from rollbook.stack import postgres
 from tests.stackkit import PostgresServer, new_postgres, new_temporal, scratch_directory
 
 
@@ -50,4 +53,15 @@ async def test_temporal_keeps_workflows_over_kill9() -> None:
         description = await again.get_workflow_handle("kept").describe()
         assert description.status is not None
         assert description.status.name == "RUNNING"
+        await server.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs Postgres as another user")
+async def test_a_package_in_a_private_home_is_copied_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "_others_may_read", lambda _: False)
+    with scratch_directory() as directory:
+        server = new_postgres(directory)
+        await server.start()
+        assert server.command().argv[0].startswith(str(server.directory))
+        await server.create_database("rollbook")
         await server.stop()
