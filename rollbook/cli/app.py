@@ -5,7 +5,22 @@ from typing import Annotated
 
 import typer
 
-from rollbook.cli import audit, catalog, control, decide, demo, machine, report, rerun, show, sql, status, submit, watch
+from rollbook.cli import (
+    audit,
+    catalog,
+    control,
+    decide,
+    demo,
+    machine,
+    reconcile,
+    report,
+    rerun,
+    show,
+    sql,
+    status,
+    submit,
+    watch,
+)
 from rollbook.cli.out import say
 from rollbook.cli.sandboxes import sandboxes
 
@@ -27,6 +42,7 @@ for command, panel in (
     (machine.doctor, STACK),
     (machine.migrate, STACK),
     (machine.worker, STACK),
+    (reconcile.reconcile, STACK),
     (demo.demo, STACK),
     (submit.submit, BATCHES),
     (status.status, BATCHES),
@@ -46,6 +62,9 @@ for command, panel in (
 ):
     app.command(rich_help_panel=panel)(command)
 
+app.command(rich_help_panel=STACK, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    machine.bench
+)
 app.add_typer(catalog.tasks, name="tasks", rich_help_panel=SETUP)
 app.add_typer(catalog.scripts, name="scripts", rich_help_panel=SETUP)
 app.add_typer(sandboxes, name="sandboxes", rich_help_panel=STACK)

@@ -7,7 +7,7 @@ from rollbook.cli.aio import finish
 from rollbook.cli.failures import NOT_TRUE, OK
 from rollbook.cli.opening import open_ledger, settings
 from rollbook.cli.options import AsJson, BatchArgument
-from rollbook.cli.out import clean, print_json, print_table, say
+from rollbook.cli.out import clean, print_json, print_table, say, several
 from rollbook.ledger import AuditReport, Ledger
 from rollbook.settings import Settings
 
@@ -38,7 +38,7 @@ def print_audit(report: AuditReport) -> None:
         say()
     for notice in report.notices:
         say(f"note: {notice.kind}: {notice.subject}: {clean(notice.detail, 300)}")
-    verdict = "audit clean" if report.ok else f"audit failed: {len(report.findings)} findings"
+    verdict = "audit clean" if report.ok else f"audit failed: {several(len(report.findings), 'finding')}"
     say(
         f"{report.batch_id}: {verdict}; {report.planned} planned, {report.final} final, "
         f"{report.artifacts_checked} artifacts checked"

@@ -5,19 +5,20 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rollbook.ledger.records import Lease
-from rollbook.sandboxes.provider import LABEL_ROLLOUT, SandboxInfo
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, LABEL_ROLLOUT, SandboxInfo
 
 UNKNOWN_AGE_S = 600.0
 """A desktop without a lease in this ledger is left alone for so long: its row may be on its way."""
 
-Verdict = Literal["in use", "orphan", "left over", "unknown, young", "lost"]
+Verdict = Literal["in use", "orphan", "unknown", "unknown, young", "lost"]
 
 
 @dataclass(frozen=True)
 class Desktop:
     """A desktop or a lease, and whether anybody needs it."""
 
-    key: str
+    sandbox_key: str
+    deployment_id: str
     sandbox_id: str | None
     provider: str
     status: str
@@ -31,7 +32,7 @@ class Desktop:
 def judge(listed: dict[str, list[SandboxInfo]], leases: dict[str, Lease], now: datetime) -> list[Desktop]:
     """Who needs what. Pure."""
     desktops = [_judge_one(name, info, leases.get(info.key), now) for name, infos in listed.items() for info in infos]
-    seen = {desktop.key for desktop in desktops}
+    seen = {desktop.sandbox_key for desktop in desktops}
     for lease in leases.values():
         if lease.sandbox_key not in seen and lease.provider in listed:
             desktops.append(_without_desktop(lease))
@@ -40,7 +41,8 @@ def judge(listed: dict[str, list[SandboxInfo]], leases: dict[str, Lease], now: d
 
 def _judge_one(provider: str, info: SandboxInfo, lease: Lease | None, now: datetime) -> Desktop:
     facts: dict[str, Any] = {
-        "key": info.key,
+        "sandbox_key": info.key,
+        "deployment_id": info.labels.get(LABEL_DEPLOYMENT, ""),
         "sandbox_id": info.sandbox_id,
         "provider": provider,
         "status": info.status.value,
@@ -51,7 +53,7 @@ def _judge_one(provider: str, info: SandboxInfo, lease: Lease | None, now: datet
     if lease is None:
         if (now - info.created_at).total_seconds() < UNKNOWN_AGE_S:
             return Desktop(**facts, verdict="unknown, young", why="no live lease; it may be on its way")
-        return Desktop(**facts, verdict="left over", why="no live lease in this ledger")
+        return Desktop(**facts, verdict="unknown", why="no live lease in this ledger")
     if not lease.attempt_open:
         return Desktop(**facts, verdict="orphan", why="its attempt has ended")
     return Desktop(**facts, verdict="in use", why="lease expired" if lease.lease_expired else "its attempt is open")
@@ -59,7 +61,8 @@ def _judge_one(provider: str, info: SandboxInfo, lease: Lease | None, now: datet
 
 def _without_desktop(lease: Lease) -> Desktop:
     return Desktop(
-        key=lease.sandbox_key,
+        sandbox_key=lease.sandbox_key,
+        deployment_id=lease.deployment_id,
         sandbox_id=lease.sandbox_id,
         provider=lease.provider,
         status="gone",

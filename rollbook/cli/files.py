@@ -8,9 +8,14 @@ from typing import Any
 from rollbook.errors import InvalidInput
 
 
+def name_of(name: str) -> str:
+    """How messages call a file that was given on the command line."""
+    return "standard input" if name == "-" else name
+
+
 def read_json(name: str) -> Any:
     """The JSON of a file, or of standard input for `-`; raises InvalidInput that names file, line and column."""
-    where = "standard input" if name == "-" else name
+    where = name_of(name)
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
         return json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
@@ -13,6 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from models import names
 from models.batch import BatchResult, BatchSpec
 from rollbook.cli.failures import Failed
+from rollbook.cli.out import clean
 from rollbook.errors import InvalidInput
 from rollbook.ledger.queries import Reader
 
@@ -31,15 +32,39 @@ _LIFE: dict[WorkflowExecutionStatus, Life] = {
 }
 
 
-async def life_of(client: Client, workflow_id: str) -> Life:
-    """What Temporal knows about the newest run of a workflow; `absent` where it knows none (any more)."""
+@dataclass(frozen=True)
+class Pulse:
+    """What Temporal knows about a workflow."""
+
+    life: Life
+    """`absent` where Temporal knows no run (any more)."""
+    troubles: list[str]
+    """Activities that have failed so far and are tried again, one line each."""
+
+
+async def pulse_of(client: Client, workflow_id: str) -> Pulse:
+    """The pulse of the newest run of a workflow."""
     try:
         description = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
         if error.status == RPCStatusCode.NOT_FOUND:
-            return "absent"
+            return Pulse("absent", [])
         raise
-    return _LIFE.get(description.status, "running") if description.status is not None else "running"
+    life = _LIFE.get(description.status, "running") if description.status is not None else "running"
+    return Pulse(life, _troubles(description))
+
+
+def _troubles(description: WorkflowExecutionDescription) -> list[str]:
+    return [
+        f"{pending.activity_type.name} fails, try {pending.attempt}: {clean(pending.last_failure.message, 300)}"
+        for pending in description.raw_description.pending_activities
+        if pending.attempt > 1 and pending.HasField("last_failure")
+    ]
+
+
+async def life_of(client: Client, workflow_id: str) -> Life:
+    """Whether a workflow lives, or how its newest run ended."""
+    return (await pulse_of(client, workflow_id)).life
 
 
 @dataclass(frozen=True)

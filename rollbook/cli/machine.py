@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollbook.cli.aio import finish
-from rollbook.cli.failures import WRONG_INPUT
 from rollbook.cli.opening import settings
 from rollbook.cli.options import AsJson
-from rollbook.cli.out import note, print_fields, print_json, print_table, say
+from rollbook.cli.out import print_fields, print_json, print_table, say
+from rollbook.errors import ConfigError
 from rollbook.stack.connections import ledger_url
 
 if TYPE_CHECKING:
@@ -108,6 +108,16 @@ def migrate() -> None:
     finish(work())
 
 
+def bench(context: typer.Context) -> None:
+    """Measure steps, histories, ledger and desktops; arguments are those of `python -m bench`."""
+    from rollbook.settings import PROJECT_ROOT
+
+    if not (PROJECT_ROOT / "bench" / "__main__.py").exists():
+        raise ConfigError(f"{PROJECT_ROOT / 'bench'} is missing: run this from a checkout")
+    os.chdir(PROJECT_ROOT)
+    os.execv(sys.executable, [sys.executable, "-m", "bench", *context.args])
+
+
 class Role(StrEnum):
     """Which task queues a worker polls."""
 
@@ -122,7 +132,5 @@ def worker(role: Annotated[Role, typer.Option(help="Which task queues to poll.")
     from rollbook.stack.worker import WORKER_PROGRAM
 
     if not WORKER_PROGRAM.exists():
-        note(f"error: {WORKER_PROGRAM} is missing: run this from a checkout")
-        raise typer.Exit(WRONG_INPUT)
-    sys.stdout.flush()
+        raise ConfigError(f"{WORKER_PROGRAM} is missing: run this from a checkout")
     os.execv(sys.executable, [sys.executable, str(WORKER_PROGRAM), "--role", role.value])

@@ -59,7 +59,8 @@ def cell(value: Cell) -> str:
     if isinstance(value, datetime):
         return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     if isinstance(value, float):
-        return f"{value:.4f}".rstrip("0").rstrip(".")
+        short = f"{value:.4f}".rstrip("0")
+        return f"{short}0" if short.endswith(".") else short
     return clean(str(value))
 
 
@@ -106,6 +107,11 @@ def print_fields(fields: Mapping[str, Cell]) -> None:
     width = max(map(len, known), default=0)
     for name, value in known.items():
         print(f"{name + ':':<{width + 1}} {cell(value)}")
+
+
+def several(number: int, what: str) -> str:
+    """`1 rollout`, `2 rollouts`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -36,6 +36,7 @@ async def read(reader: Reader, batch_id: str, rollouts: bool) -> Row:
         "batch_id": batch_id,
         "reward_mode": row.contract["reward_mode"],
         "contract_digest": row.contract_digest,
+        "null_desktop": row.contract["resolved"]["null_desktop"],
         "counts": (await reader.counts(batch_id)).model_dump(),
         "scoreboard": await reader.scoreboard(batch_id),
         "pass_k": await reader.pass_k(batch_id),
@@ -53,6 +54,7 @@ def print_report(found: Row) -> None:
         {
             "batch": found["batch_id"],
             "reward mode": found["reward_mode"],
+            "beware": "do-nothing desktop: these scores mean nothing" if found["null_desktop"] else None,
             "not final yet": f"{open_rows} of {counts['planned']} rollouts; the numbers will change"
             if open_rows
             else None,
@@ -82,8 +84,6 @@ def print_scoreboard(rows: list[Row]) -> None:
             _rate(row, "admitted"),
             row["mean_score_of_planned"],
             row["mean_score_of_admitted"],
-            row["attempts"],
-            row["superseded"],
         )
         for row in rows
         if row["domain"] != "(all)" or len(rows) != 2  # one domain: its row is the whole
@@ -96,13 +96,23 @@ def print_scoreboard(rows: list[Row]) -> None:
         "SUCCESS",
         "OF PLANNED",
         "OF ADMITTED",
-        "MEAN OF PLANNED",
-        "MEAN OF ADMITTED",
-        "ATTEMPTS",
-        "SUPERSEDED",
+        "SCORE OF PLANNED",
+        "OF ADMITTED",
     )
     print_table(columns, cells)
     say("success: score 1; of planned: what is masked or not final counts as no success and 0; [95 % Wilson interval]")
+    _print_reruns(rows)
+
+
+def _print_reruns(rows: list[Row]) -> None:
+    """Attempts beyond the first, and results that were replaced: nobody should have to ask."""
+    whole = next((row for row in rows if row["domain"] == "(all)"), None)
+    if whole is None:
+        return
+    if whole["attempts"] > whole["planned"]:
+        say(f"{whole['attempts']} attempts for {whole['planned']} rollouts; {whole['reruns']} reruns requested")
+    if whole["superseded"]:
+        say(f"{whole['superseded']} admitted results were superseded on request")
 
 
 def _rate(row: Row, of: str) -> str | None:

@@ -14,7 +14,7 @@ from rollbook.cli.launch import Launch, await_registration, life_of, start_batch
 from rollbook.cli.links import Links
 from rollbook.cli.opening import connect, open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument, Reason
-from rollbook.cli.out import print_json, say
+from rollbook.cli.out import print_json, say, several
 from rollbook.cli.watch import follow
 from rollbook.errors import InvalidInput
 from rollbook.ledger.queries import BatchRow, Reader
@@ -64,7 +64,7 @@ def _tell(found: Settings, batch_id: str, waiting: list[str], as_json: bool) -> 
     if as_json:
         print_json({"batch_id": batch_id, "rerun": waiting, "ui": Links.of(found).workflow(batch_id)})
     elif waiting:
-        say(f"{batch_id}: {len(waiting)} rollouts run again")
+        say(f"{batch_id}: {several(len(waiting), 'rollout')} to run again")
         say(f"  rollbook watch {batch_id}")
     else:
         say(f"{batch_id}: nothing to run again")

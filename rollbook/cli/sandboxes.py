@@ -16,6 +16,7 @@ from rollbook.cli.out import duration, print_json, print_table, say
 from rollbook.cli.state import age_s
 from rollbook.ledger import Ledger
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxProvider
+from rollbook.sandboxes.removal import remove_sandbox
 from rollbook.settings import Settings
 
 sandboxes = typer.Typer(no_args_is_help=True, help="List and reap desktops of this deployment.")
@@ -30,10 +31,13 @@ def list_sandboxes(as_json: AsJson = False) -> None:
 @sandboxes.command("reap")
 def reap(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="Also those that this ledger does not know, after ten minutes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove desktops that nobody needs: their attempt has ended, or this ledger does not know them."""
-    finish(_reap(dry_run, as_json))
+    """Remove desktops whose attempt has ended. The Janitor does it too; this is for the impatient."""
+    finish(_reap(dry_run, unknown, as_json))
 
 
 async def _list(as_json: bool) -> int:
@@ -66,11 +70,12 @@ def _print(desktops: list[Desktop]) -> None:
     print_table(("SANDBOX", "PROVIDER", "STATUS", "VERDICT", "WHY", "ROLLOUT", "ATTEMPT", "AGE"), cells)
 
 
-async def _reap(dry_run: bool, as_json: bool) -> int:
+async def _reap(dry_run: bool, unknown: bool, as_json: bool) -> int:
     found = settings()
     async with open_ledger(found) as ledger, open_providers(found) as providers:
         desktops = await survey(found, ledger, providers)
-        unneeded = [desktop for desktop in desktops if desktop.verdict in ("orphan", "left over")]
+        verdicts = {"orphan", "unknown"} if unknown else {"orphan"}
+        unneeded = [desktop for desktop in desktops if desktop.verdict in verdicts]
         for desktop in [] if dry_run else unneeded:
             await _remove(ledger, providers[desktop.provider], desktop)
     if as_json:
@@ -78,15 +83,14 @@ async def _reap(dry_run: bool, as_json: bool) -> int:
     else:
         for desktop in unneeded:
             word = "would remove" if dry_run else "removed"
-            say(f"{word} {(desktop.sandbox_id or desktop.key)[:12]} ({desktop.rollout_key}): {desktop.why}")
+            say(f"{word} {(desktop.sandbox_id or desktop.sandbox_key)[:12]} ({desktop.rollout_key}): {desktop.why}")
         say(f"{len(unneeded)} of {len(desktops)} desktops {'would be ' if dry_run else ''}removed")
     return 0
 
 
 async def _remove(ledger: Ledger, provider: SandboxProvider, desktop: Desktop) -> None:
-    if desktop.sandbox_id is not None:
-        await provider.stop(desktop.sandbox_id)
-    await ledger.sandbox_stopped(desktop.key, reason=f"reaped by hand: {desktop.why}")
+    await remove_sandbox(provider, desktop)
+    await ledger.sandbox_stopped(desktop.sandbox_key, reason=f"reaped by hand: {desktop.why}")
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
 """`sql`: psql on the ledger, read-only; without psql a small runner for one query."""
 
+import math
 import os
 import shutil
-import sys
 from typing import Annotated, Any
 
 import psycopg
@@ -53,7 +53,6 @@ def sql(
 def _become(psql: str, url: str, query: str | None) -> None:
     """Replace this process by psql. The password goes by environment: arguments are visible to everybody."""
     arguments = [psql, "--no-psqlrc", "-v", "ON_ERROR_STOP=1", *(["-c", query] if query is not None else [])]
-    sys.stdout.flush()
     os.execve(psql, arguments, psql_environment(url))
 
 
@@ -76,8 +75,15 @@ async def _run(url: str, query: str, as_json: bool) -> int:
         raise ConfigError(f"the ledger does not answer: {error}") from error
     except psycopg.Error as error:
         raise InvalidInput(f"query: {error}") from error
-    print_json(rows) if as_json else print_table(names, [[_cell(row[name]) for name in names] for row in rows])
+    print_json([{name: _finite(row[name]) for name in names} for row in rows]) if as_json else print_table(
+        names, [[_cell(row[name]) for name in names] for row in rows]
+    )
     return 0
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: Any) -> Any:

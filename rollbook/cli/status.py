@@ -7,7 +7,7 @@ import typer
 from models.batch import Counts
 from rollbook.cli.aio import finish
 from rollbook.cli.failures import Failed
-from rollbook.cli.launch import Life, life_of
+from rollbook.cli.launch import Pulse, pulse_of
 from rollbook.cli.links import Links
 from rollbook.cli.opening import connect, open_reader, settings
 from rollbook.cli.options import AsJson
@@ -41,11 +41,11 @@ def status(
     finish(work())
 
 
-async def lives(found: Settings, batch_ids: list[str]) -> dict[str, Life]:
-    """Whether the workflows of batches live; empty, with a note, where Temporal does not answer."""
+async def pulses(found: Settings, batch_ids: list[str]) -> dict[str, Pulse]:
+    """The pulses of batch workflows; empty, with a note, where Temporal does not answer."""
     try:
         client = await connect(found)
-        return {batch_id: await life_of(client, batch_id) for batch_id in batch_ids}
+        return {batch_id: await pulse_of(client, batch_id) for batch_id in batch_ids}
     except (Failed, ConfigError) as error:
         note(f"note: {error}")
         return {}
@@ -54,7 +54,7 @@ async def lives(found: Settings, batch_ids: list[str]) -> dict[str, Life]:
 async def _list(found: Settings, reader: Reader, limit: int, as_json: bool) -> None:
     rows = [(row, await reader.counts(row.batch_id)) for row in await reader.batches(limit)]
     unsettled = [row.batch_id for row, counts in rows if row.cancelling or counts.waiting or counts.running]
-    alive = await lives(found, unsettled) if unsettled else {}
+    alive = {batch_id: p.life for batch_id, p in (await pulses(found, unsettled) if unsettled else {}).items()}
     listed = [(row, counts, state_of(row, counts, alive.get(row.batch_id))) for row, counts in rows]
     if as_json:
         print_json([_summary(row, counts, state) for row, counts, state in listed])
@@ -90,14 +90,17 @@ async def look(found: Settings, reader: Reader, batch_id: str) -> dict[str, Any]
     """Everything that `status BATCH` shows."""
     row = await reader.batch(batch_id)
     counts = await reader.counts(batch_id)
-    state = state_of(row, counts, (await lives(found, [batch_id])).get(batch_id))
+    pulse = (await pulses(found, [batch_id])).get(batch_id)
+    state = state_of(row, counts, pulse.life if pulse else None)
     ended, seconds = await reader.pace(batch_id, row.registered_at or row.created_at)
     links = Links.of(found)
     return {
         **_summary(row, counts, state),
         "advice": advice(row, state),
+        "troubles": pulse.troubles if pulse else [],
         "note": (row.spec or {}).get("note", ""),
         "contract_digest": row.contract_digest,
+        "null_desktop": row.contract["resolved"]["null_desktop"],
         "control": control_of(row),
         "launch": row.launch_index,
         "eta_s": eta_s(counts, ended, seconds) if state in ("running", "open", "stopping") else None,
@@ -117,6 +120,7 @@ def print_picture(picture: dict[str, Any]) -> None:
             "batch": picture["batch_id"],
             "state": picture["state"],
             "note": picture["note"],
+            "beware": "do-nothing desktop: its scores mean nothing" if picture["null_desktop"] else None,
             "policy": picture["policy"],
             "concurrency": control["concurrency"],
             "control": control["reason"],
@@ -134,6 +138,8 @@ def print_picture(picture: dict[str, Any]) -> None:
     if picture["under_way"]:
         say()
         _print_under_way(picture["under_way"])
+    for trouble in picture["troubles"]:
+        say(f"trouble: {trouble}")
     if picture["advice"]:
         say()
         say(picture["advice"])

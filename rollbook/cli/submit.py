@@ -1,19 +1,22 @@
 """`submit`: one spec, one batch. Repeating it is harmless."""
 
+import asyncio
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from temporalio.client import Client
 
 from models.batch import BatchResult, BatchSpec, read_spec
 from models.identity import BATCH_ID
 from rollbook.cli.aio import finish
 from rollbook.cli.compare import operational_difference, require_same_contract, require_same_selection
 from rollbook.cli.failures import Failed
-from rollbook.cli.files import read_json
-from rollbook.cli.launch import Launch, as_input, await_registration, life_of, start_batch
+from rollbook.cli.files import name_of, read_json
+from rollbook.cli.launch import Launch, as_input, await_registration, life_of, result_of, start_batch
 from rollbook.cli.links import Links
 from rollbook.cli.opening import connect, open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson
@@ -71,7 +74,7 @@ def load_spec(file: str) -> BatchSpec:
     try:
         return read_spec(raw)
     except ValueError as error:
-        raise InvalidInput(f"{file}: {error}") from error
+        raise InvalidInput(f"{name_of(file)}: {error}") from error
 
 
 def default_batch_id(file: str) -> str:
@@ -102,7 +105,7 @@ async def launch(found: Settings, batch_id: str, spec: BatchSpec) -> Outcome:
         if started.already_running:
             return await _running(ledger, reader, found, batch_id, spec)
         answer = await await_registration(client, reader, started, REGISTRATION_S)
-        return await _outcome(reader, found, started, answer)
+        return await _outcome(client, reader, found, started, answer)
 
 
 async def _running(ledger: Ledger, reader: Reader, found: Settings, batch_id: str, spec: BatchSpec) -> Outcome:
@@ -120,11 +123,24 @@ async def _running(ledger: Ledger, reader: Reader, found: Settings, batch_id: st
     return await _report(reader, found, batch_id, "running")
 
 
-async def _outcome(reader: Reader, found: Settings, started: Launch, answer: BatchResult | str) -> Outcome:
+async def _begun(client: Client, reader: Reader, started: Launch) -> str:
+    """`started`, or the workflow's own word when it has nothing to do and ends at once."""
+    counts = await reader.counts(started.batch_id)
+    if counts.waiting or counts.running:
+        return "started"
+    with suppress(TimeoutError):
+        async with asyncio.timeout(REGISTRATION_S):
+            return (await result_of(client, started.batch_id, started.run_id)).state
+    return "started"
+
+
+async def _outcome(
+    client: Client, reader: Reader, found: Settings, started: Launch, answer: BatchResult | str
+) -> Outcome:
     if isinstance(answer, BatchResult):
         return await _report(reader, found, started.batch_id, answer.state)
     if answer == "registered":
-        return await _report(reader, found, started.batch_id, "started")
+        return await _report(reader, found, started.batch_id, await _begun(client, reader, started))
     raise Failed(
         f"{started.batch_id} was started, but no worker took it up within {REGISTRATION_S:.0f} s; it will run as soon "
         f"as one polls {found.task_queue_orchestrate!r} (`rollbook ps`)"

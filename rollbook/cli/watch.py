@@ -1,6 +1,7 @@
 """`watch`: the roll call of one batch until every row is final."""
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated
@@ -12,7 +13,7 @@ from rich.text import Text
 from models.batch import Counts
 from rollbook.cli.aio import finish
 from rollbook.cli.failures import NOT_TRUE, OK, Failed
-from rollbook.cli.launch import Life, life_of
+from rollbook.cli.launch import Pulse, pulse_of
 from rollbook.cli.opening import connect, open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument
 from rollbook.cli.out import console, duration, is_terminal, note, print_json, say
@@ -23,7 +24,7 @@ from rollbook.settings import Settings
 POLL_S = 0.5
 BAR = 40
 
-Show = Callable[[str, Counts, float | None], None]
+Show = Callable[[str, Counts, float | None, list[str]], None]
 
 
 def watch(
@@ -50,7 +51,7 @@ async def follow(found: Settings, batch_id: str, *, quiet: bool = False, timeout
     client = await connect(found)
     async with open_reader(found) as reader:
         await reader.batch(batch_id)  # a wrong name is told before anything is drawn
-        watching = _Watch(reader, batch_id, lambda: life_of(client, batch_id))
+        watching = _Watch(reader, batch_id, lambda: pulse_of(client, batch_id))
         if quiet:
             row, counts, state = await watching.until_ended(_nowhere, timeout_s)
         elif is_terminal():
@@ -72,30 +73,30 @@ def _conclude(row: BatchRow, counts: Counts, state: str, quiet: bool) -> int:
 class _Watch:
     """Asks ledger and Temporal until a batch has ended."""
 
-    def __init__(self, reader: Reader, batch_id: str, life: Callable[[], Awaitable[Life]]) -> None:
+    def __init__(self, reader: Reader, batch_id: str, pulse: Callable[[], Awaitable[Pulse]]) -> None:
         self._reader = reader
         self._batch_id = batch_id
-        self._life = life
+        self._pulse = pulse
 
     async def until_ended(self, show: Show, timeout_s: float | None) -> tuple[BatchRow, Counts, str]:
         """The batch, its roll call and its last state; raises Failed after `timeout_s` seconds."""
         started = time.monotonic()
         while True:
-            life = await self._life()
+            pulse = await self._pulse()
             # the ledger is asked after Temporal: what the workflow did before it ended is in what we read
             row = await self._reader.batch(self._batch_id)
             counts = await self._reader.counts(self._batch_id)
-            state = state_of(row, counts, life)
-            if life != "running":
+            state = state_of(row, counts, pulse.life)
+            if pulse.life != "running":
                 return row, counts, state
             ended, seconds = await self._reader.pace(self._batch_id, row.registered_at or row.created_at)
-            show(state, counts, eta_s(counts, ended, seconds))
+            show(state, counts, eta_s(counts, ended, seconds), pulse.troubles)
             if timeout_s is not None and time.monotonic() - started > timeout_s:
                 raise Failed(f"batch {self._batch_id} was not complete after {duration(timeout_s)}")
             await asyncio.sleep(POLL_S)
 
 
-def _nowhere(state: str, counts: Counts, eta: float | None) -> None:
+def _nowhere(state: str, counts: Counts, eta: float | None, troubles: list[str]) -> None:
     """Progress for nobody."""
 
 
@@ -110,20 +111,27 @@ def line(state: str, counts: Counts, eta: float | None) -> str:
 
 
 class _Lines:
-    """A line whenever the numbers change."""
+    """A line whenever the numbers change, and for each new trouble."""
 
     def __init__(self) -> None:
         self._last: tuple[str, Counts] | None = None
+        self._told: set[str] = set()
 
-    def __call__(self, state: str, counts: Counts, eta: float | None) -> None:
+    def __call__(self, state: str, counts: Counts, eta: float | None, troubles: list[str]) -> None:
         if self._last != (state, counts):
             self._last = (state, counts)
             say(line(state, counts, eta))
+        for trouble in troubles:
+            what = re.sub(r"try \d+", "", trouble)
+            if what not in self._told:
+                self._told.add(what)
+                say(f"trouble: {trouble}")
 
 
 def _on(live: Live) -> Show:
-    def show(state: str, counts: Counts, eta: float | None) -> None:
-        live.update(Text.assemble(*_bar(counts), "\n", line(state, counts, eta)))
+    def show(state: str, counts: Counts, eta: float | None, troubles: list[str]) -> None:
+        lines = [line(state, counts, eta), *(f"trouble: {trouble}" for trouble in troubles)]
+        live.update(Text.assemble(*_bar(counts), "\n", "\n".join(lines)))
 
     return show
 
