@@ -28,7 +28,7 @@ LISTS = {
 def reconcile(
     min_age_s: Annotated[
         float | None,
-        typer.Option("--min-age", min=0, help="Seconds a row must have been quiet; default: the worker's."),
+        typer.Option("--min-age", min=0, help="Seconds a row must have been quiet."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

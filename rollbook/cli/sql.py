@@ -75,9 +75,10 @@ async def _run(url: str, query: str, as_json: bool) -> int:
         raise ConfigError(f"the ledger does not answer: {error}") from error
     except psycopg.Error as error:
         raise InvalidInput(f"query: {error}") from error
-    print_json([{name: _finite(row[name]) for name in names} for row in rows]) if as_json else print_table(
-        names, [[_cell(row[name]) for name in names] for row in rows]
-    )
+    if as_json:
+        print_json([{name: _finite(row[name]) for name in names} for row in rows])
+    else:
+        print_table(names, [[_cell(row[name]) for name in names] for row in rows])
     return 0
 
 
