@@ -1,0 +1,122 @@
+"""How the CLI prints: clean cells, aligned tables, one JSON document."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from models.batch import Counts
+from rollbook.cli import out
+from rollbook.cli.report import print_scoreboard
+from rollbook.cli.watch import BAR, _bar, _Lines, line
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"),
+        (True, "yes"),
+        (0.0, "0.0"),
+        (1.0, "1.0"),
+        (0.8, "0.8"),
+        (2 / 3, "0.6667"),
+        (7, "7"),
+        ("a\n b", "a b"),
+    ],
+)
+def test_cells(value: out.Cell, shown: str) -> None:
+    assert out.cell(value) == shown
+
+
+def test_control_characters_of_a_guest_do_not_reach_the_terminal() -> None:
+    assert "\x1b" not in out.clean("\x1b[31mred\x1b]0;title\x07")
+    assert out.clean("é – €") == "é – €"
+    assert out.clean("x" * 50, 10) == "x" * 9 + "…"
+
+
+def test_a_plain_table_is_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    out.print_table(("NAME", "N"), [("a", 5), ("longer", 12), ("none", None)])
+    assert capsys.readouterr().out.splitlines() == ["NAME     N", "a        5", "longer  12", "none     -"]
+
+
+def test_markup_in_data_is_data(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(out, "is_terminal", lambda: True)
+    out.print_table(("WHAT",), [("[bold]hotkey['ctrl'][/bold]",)])
+    assert "[bold]hotkey['ctrl'][/bold]" in capsys.readouterr().out
+
+
+def test_json_is_one_document_with_times_in_utc(capsys: pytest.CaptureFixture[str]) -> None:
+    out.print_json({"at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "name": "é"})
+    assert json.loads(capsys.readouterr().out) == {"at": "2026-01-02T03:04:05.000+00:00", "name": "é"}
+
+
+def test_json_never_holds_nan() -> None:
+    with pytest.raises(ValueError):
+        out.print_json({"score": float("nan")})
+
+
+def test_unknown_fields_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    out.print_fields({"batch": "b1", "note": "", "time left": None, "n": 0})
+    assert capsys.readouterr().out.splitlines() == ["batch: b1", "n:     0"]
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")])
+def test_durations(seconds: float, shown: str) -> None:
+    assert out.duration(seconds) == shown
+
+
+COUNTS = Counts(planned=10, waiting=3, running=2, admitted=4, masked=1)
+
+
+def test_the_progress_line_adds_up() -> None:
+    assert line("running", COUNTS, 90.0) == (
+        "running: 5/10 final (4 admitted, 1 masked), 2 running, 3 waiting, about 1 min 30 s left"
+    )
+
+
+@pytest.mark.parametrize("counts", [COUNTS, Counts(), Counts(planned=361, waiting=360, running=1)])
+def test_the_bar_has_one_width(counts: Counts) -> None:
+    width = sum(len(text) for text, _ in _bar(counts))
+    assert width == (BAR if counts.planned else 0)
+
+
+def test_plain_progress_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    show = _Lines()
+    for attempt in (2, 3, 4):
+        show("running", COUNTS, None, [f"pump fails, try {attempt}: no ledger"])
+    show("paused", COUNTS, None, [])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[1] == "trouble: pump fails, try 2: no ledger"
+
+
+def _row(domain: str, **changes: object) -> dict[str, object]:
+    row = dict.fromkeys(
+        (
+            "binary_success_rate_of_admitted",
+            "mean_score_of_admitted",
+            "wilson_low_of_admitted",
+            "wilson_high_of_admitted",
+        )
+    )
+    counted = {"domain": domain, "planned": 4, "admitted": 0, "masked": 4, "binary_success_count": 0, "attempts": 12}
+    rates = {
+        "binary_success_rate_of_planned": 0.0,
+        "mean_score_of_planned": 0.0,
+        "wilson_low_of_planned": 0.0,
+        "wilson_high_of_planned": 0.49,
+    }
+    return {**row, **counted, **rates, "reruns": 1, "superseded": 0, **changes}
+
+
+def test_a_scoreboard_without_admitted_rollouts_shows_no_rate_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    print_scoreboard([_row("os"), _row("(all)")])
+    text = capsys.readouterr().out
+    assert text.splitlines()[1].split() == ["os", "4", "0", "4", "0", "0.0%", "[0%,", "49%]", "-", "0.0", "-"]
+    assert "(all)" not in text, "one domain is the whole: its row stands once"
+    assert "12 attempts for 4 rollouts" in text
+
+
+def test_superseded_results_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    print_scoreboard([_row("os"), _row("vlc"), _row("(all)", superseded=2)])
+    assert "2 admitted results were superseded" in capsys.readouterr().out

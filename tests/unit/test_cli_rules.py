@@ -1,0 +1,285 @@
+"""The CLI's own rules: states, exit codes, what is compared, what may be reaped."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg import errors as postgres
+from sqlalchemy.exc import OperationalError, ProgrammingError
+
+from models.batch import Counts, read_spec
+from rollbook.cli import main
+from rollbook.cli.demo import deviations
+from rollbook.cli.desktops import judge
+from rollbook.cli.failures import Failed
+from rollbook.cli.files import read_json
+from rollbook.cli.rerun import stored_spec
+from rollbook.cli.sql import psql_environment
+from rollbook.cli.state import eta_s, state_of
+from rollbook.cli.submit import default_batch_id, load_spec, read_batch_id
+from rollbook.errors import ConfigError, InvalidInput, SpecConflict
+from rollbook.ledger.queries import BatchRow
+from rollbook.ledger.records import Lease
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxInfo, SandboxStatus
+
+NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+OPEN = Counts(planned=4, waiting=1, running=1, admitted=2)
+WHOLE = Counts(planned=4, admitted=3, masked=1)
+
+
+def batch(**changes: Any) -> BatchRow:
+    row: dict[str, Any] = {
+        "batch_id": "b1",
+        "deployment_id": "d",
+        "namespace": "default",
+        "contract": {"policy": {"kind": "scripted", "script_digest": "c" * 64}},
+        "contract_digest": "a" * 64,
+        "policy": "scripted",
+        "paused": False,
+        "frozen": False,
+        "stopping": False,
+        "cancelling": False,
+        "control_reason": "",
+        "concurrency": 4,
+        "max_attempts": 3,
+        "created_at": NOW,
+        "closed_at": None,
+        "launch_id": "r1",
+        "launch_index": 1,
+        "spec": {"task_set": "osworld", "policy": {"kind": "scripted", "script": "s"}, "concurrency": 2},
+        "set_digest": "b" * 64,
+        "registered_at": NOW,
+    }
+    return BatchRow(**{**row, **changes})
+
+
+@pytest.mark.parametrize(
+    ("flags", "counts", "life", "state"),
+    [
+        ({}, OPEN, "running", "running"),
+        ({}, OPEN, None, "open"),
+        ({}, WHOLE, "completed", "complete"),
+        ({}, WHOLE, "absent", "complete"),  # Temporal has forgotten it, the ledger has not
+        ({"paused": True}, OPEN, "running", "paused"),
+        ({"paused": True, "frozen": True}, OPEN, "running", "frozen"),
+        ({"stopping": True}, OPEN, "running", "stopping"),
+        ({"stopping": True}, OPEN, "completed", "stopped"),
+        ({"stopping": True}, WHOLE, "completed", "complete"),
+        ({"cancelling": True}, OPEN, "running", "cancelling"),
+        ({"cancelling": True}, WHOLE, "canceled", "cancelled"),
+        ({}, OPEN, "terminated", "interrupted (its workflow is terminated)"),
+        ({"paused": True}, OPEN, "absent", "interrupted (its workflow is absent)"),
+    ],
+)
+def test_states(flags: dict[str, bool], counts: Counts, life: Any, state: str) -> None:
+    assert state_of(batch(**flags), counts, life) == state
+
+
+def test_time_left_needs_a_pace() -> None:
+    assert eta_s(OPEN, ended=0, seconds=30) is None
+    assert eta_s(OPEN, ended=2, seconds=30) == 30
+    assert eta_s(WHOLE, ended=4, seconds=30) == 0
+
+
+# --- exit codes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (InvalidInput("samples: wrong"), 2, "error: samples: wrong"),
+        (SpecConflict("limits.max_steps: 1 -> 2"), 2, "error: limits.max_steps: 1 -> 2"),
+        (ConfigError("ROLLBOOK_X: wrong"), 2, "error: ROLLBOOK_X: wrong"),
+        (Failed("not\nso"), 1, "error: not so"),
+        (OperationalError("q", {}, Exception("refused")), 1, "error: the ledger: refused"),
+        (ProgrammingError("q", {}, postgres.UndefinedTable("no table")), 2, "rollbook migrate"),
+        (KeyboardInterrupt(), 130, ""),
+        (SystemExit(3), 3, ""),
+    ],
+)
+def test_errors_are_one_line_and_an_exit_code(
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def app(_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "app", app)
+    assert main.run([]) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
+    assert len(shown.err.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("arguments", [["bogus"], ["submit"], ["submit", "--bogus", "f"], ["tasks", "register", "d"]])
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    assert main.run(arguments) == 2
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("rollbook 0")
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in ("submit", "status", "watch", "show", "audit", "stop", "cancel", "pause", "resume", "rerun", "demo"):
+        assert f" {name} " in text
+
+
+def test_commands_without_a_stack_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("ROLLBOOK_STATE_DIR", str(tmp_path / "none"))
+    for name in ("ROLLBOOK_DATABASE_URL", "TEMPORAL_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    assert main.run(["status"]) == 2
+    assert "rollbook up" in capsys.readouterr().err
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    command = f"{sys.executable} -m rollbook.cli.main --help | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in done.stderr
+
+
+# --- input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1,}', "line 1, column 9"),
+        ('{"a": NaN}', "NaN is not JSON"),
+        ('{"a": 1, "a": 2}', "'a' occurs twice"),
+    ],
+)
+def test_files_that_are_not_json(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=said) as error:
+        read_json(str(path))
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(InvalidInput, match=r"nope\.json: No such file"):
+        read_json("nope.json")
+
+
+def test_a_wrong_spec_names_every_field(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"policy": {"kind": "noop"}, "samplez": 1, "concurrency": "x"}))
+    with pytest.raises(InvalidInput) as error:
+        load_spec(str(path))
+    for field in ("task_set", "samplez", "concurrency"):
+        assert field in str(error.value)
+
+
+@pytest.mark.parametrize("file", ["batches/my spec (1).json", "-", "....json", "ünï.json"])
+def test_default_batch_ids_are_valid(file: str) -> None:
+    assert read_batch_id(default_batch_id(file))
+
+
+@pytest.mark.parametrize("given", ["a/b", "-x", "", "a b", "x" * 129, "ä"])
+def test_bad_batch_ids_are_refused(given: str) -> None:
+    with pytest.raises(InvalidInput, match="--batch-id"):
+        read_batch_id(given)
+
+
+def test_a_relaunch_pins_what_names_meant() -> None:
+    spec = stored_spec(batch())
+    assert spec["task_set"] == f"osworld@{'b' * 64}"
+    assert spec["policy"]["script"] == f"s@{'c' * 64}"
+    assert spec["concurrency"] == 4
+    assert read_spec(spec).extend
+
+
+def test_a_batch_without_registration_cannot_be_relaunched() -> None:
+    with pytest.raises(Failed, match="submit its spec again"):
+        stored_spec(batch(spec=None))
+
+
+# --- sql -------------------------------------------------------------------------------------------------------
+
+
+def test_psql_gets_the_password_by_environment_and_a_read_only_session() -> None:
+    found = psql_environment("postgresql://me:s3cret@db.example:5433/rollbook?sslmode=require")
+    assert found["PGPASSWORD"] == "s3cret"
+    assert (found["PGHOST"], found["PGPORT"], found["PGUSER"]) == ("db.example", "5433", "me")
+    assert found["PGSSLMODE"] == "require"
+    assert "default_transaction_read_only=on" in found["PGOPTIONS"]
+    assert found["PATH"] == os.environ["PATH"]
+
+
+# --- demo ------------------------------------------------------------------------------------------------------
+
+
+def test_deviations_name_task_and_field() -> None:
+    rows = [
+        {"task_id": "a", "termination_reason": "agent_done", "score": 1.0},
+        {"task_id": "b", "termination_reason": "sandbox_lost", "score": None},
+    ]
+    expected = {
+        "a": {"termination_reason": "agent_done", "score": 1.0},
+        "b": {"termination_reason": "agent_done", "score": 0.8},
+    }
+    assert deviations(rows, expected) == [
+        "b: termination_reason is sandbox_lost, expected agent_done",
+        "b: score is None, expected 0.8",
+    ]
+
+
+# --- desktops --------------------------------------------------------------------------------------------------
+
+
+def info(key: str, age_s: float) -> SandboxInfo:
+    created = NOW - timedelta(seconds=age_s)
+    return SandboxInfo(f"id-{key}", key, SandboxStatus.RUNNING, created, {LABEL_DEPLOYMENT: "d"})
+
+
+def lease(key: str, **changes: Any) -> Lease:
+    row: dict[str, Any] = {
+        "sandbox_key": key,
+        "deployment_id": "d",
+        "provider": "docker",
+        "sandbox_id": f"id-{key}",
+        "rollout_key": "b1/os/t/0",
+        "attempt_index": 1,
+        "state": "running",
+        "nonce": "n",
+        "isolation": "partial",
+        "view_url": "",
+        "created_at": NOW,
+        "lease_until": NOW,
+        "stopped_at": None,
+        "attempt_open": True,
+        "lease_expired": False,
+    }
+    return Lease(**{**row, **changes})
+
+
+@pytest.mark.parametrize(
+    ("listed", "held", "verdict"),
+    [
+        ([info("k", 5)], [lease("k")], "in use"),
+        ([info("k", 9999)], [lease("k", lease_expired=True)], "in use"),  # only an end or the Janitor takes it away
+        ([info("k", 5)], [lease("k", attempt_open=False)], "orphan"),
+        ([info("k", 5)], [], "unknown, young"),
+        ([info("k", 700)], [], "unknown"),
+        ([], [lease("k")], "lost"),
+        ([], [lease("k", state="intended", sandbox_id=None)], "in use"),
+        ([], [lease("k", attempt_open=False)], "orphan"),
+    ],
+)
+def test_who_needs_a_desktop(listed: list[SandboxInfo], held: list[Lease], verdict: str) -> None:
+    (desktop,) = judge({"docker": listed}, {one.sandbox_key: one for one in held}, NOW)
+    assert desktop.verdict == verdict
+
+
+def test_leases_of_providers_that_were_not_asked_are_left_alone() -> None:
+    assert judge({"docker": []}, {"k": lease("k", provider="e2b", attempt_open=False)}, NOW) == []
