@@ -123,4 +123,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # Temporal's runtime threads abort a share of interpreters that shut down the usual way (temporal-notes §0.13)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

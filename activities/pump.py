@@ -32,6 +32,8 @@ IDLE_S = 0.25
 STARTS_AT_ONCE = 16
 STALE_QUEUED_S = 30.0
 """A started episode that has not claimed for so long is started again; harmless when it is only waiting."""
+DESKTOPS_WAIT_S = 60.0
+"""How long the end of a batch waits for its last desktops; the Janitor finds what is left."""
 CANCEL_WAIT_S = 240.0
 """How long cancelled episodes may take to finalize and clean up before their rows are closed for them."""
 
@@ -53,12 +55,16 @@ class PumpActivities:
         """Keep the window full until the batch is whole, has stopped, or the slice is over."""
         ledger, batch_id = self._services.ledger, request.batch_id
         ends_at = time.monotonic() + request.slice_s
+        ending = Ending()
         async with beating() as note:
             while True:
                 control = await ledger.batch_control(batch_id)
-                if not (control.paused or control.stopping or control.cancelling):
+                stopping = control.stopping or control.cancelling
+                if not (control.paused or stopping):
                     await self._fill(batch_id)
-                state = await self._state(batch_id, control.stopping or control.cancelling)
+                state = await self._state(batch_id, stopping)
+                if state is not None and ending.may_wait() and await ledger.has_desktops(batch_id):
+                    state = None
                 if state is None and time.monotonic() >= ends_at:
                     state = "continue"
                 if state is not None:
@@ -155,6 +161,18 @@ class PumpActivities:
     async def _each(keys: list[str], work: Callable[[str], Awaitable[None]]) -> None:
         for start in range(0, len(keys), STARTS_AT_ONCE):
             await asyncio.gather(*(work(key) for key in keys[start : start + STARTS_AT_ONCE]))
+
+
+class Ending:
+    """The end of a batch waits for its last desktops: who reads that it is complete may count on their being gone."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def may_wait(self) -> bool:
+        """Whether the patience lasts; it begins with the first question."""
+        self._since = self._since or time.monotonic()
+        return time.monotonic() - self._since < DESKTOPS_WAIT_S
 
 
 async def _if_there(call: Awaitable[None]) -> None:

@@ -33,6 +33,8 @@ PAYLOAD_LIMIT_BYTES = 16 * 1024
 
 BEAT_S = 5.0
 """Longest pause between two heartbeats: a cancel reaches the activity with its next heartbeat."""
+FIRST_BEAT_S = 1.0
+"""An activity that ends sooner sends no heartbeat: each one is a request to the Temporal server, and a write there."""
 
 
 def reported(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
@@ -101,6 +103,7 @@ async def beating() -> AsyncIterator[Callable[[str], None]]:
 
 
 async def _beat(pause: float, notes: list[str]) -> None:
+    await asyncio.sleep(min(pause, FIRST_BEAT_S))
     while True:
         activity.heartbeat(notes[0])
         await asyncio.sleep(pause)

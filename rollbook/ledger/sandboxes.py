@@ -110,6 +110,14 @@ async def leases_of(conn: AsyncConnection, deployment_id: str, keys: list[str]) 
     return [Lease(**row) for row in (await conn.execute(query)).mappings()]
 
 
+async def has_desktops(conn: AsyncConnection, batch_id: str) -> bool:
+    """Whether any desktop of the batch is not known to be stopped."""
+    lease, row = tables.sandbox, tables.rollout
+    mine = select(row.c.rollout_key).where(row.c.batch_id == batch_id)
+    query = select(lease.c.sandbox_key).where(lease.c.state != "stopped", lease.c.rollout_key.in_(mine)).limit(1)
+    return await conn.scalar(query) is not None
+
+
 def _leases(condition: ColumnElement[bool]) -> Select[Any]:
     lease, end = tables.sandbox, tables.outcome
     ended = (end.c.rollout_key == lease.c.rollout_key) & (end.c.attempt_index == lease.c.attempt_index)
