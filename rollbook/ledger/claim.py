@@ -1,7 +1,9 @@
 """Claim: who may try a rollout now, and as which attempt."""
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -36,7 +38,9 @@ async def claim(conn: AsyncConnection, rollout_key: str, run_id: str, workflow_i
     batch = await read_batch(conn, row["batch_id"])
     newest = attempts[-1] if attempts else None
     if newest and newest.run_id == run_id and newest.claim == n and newest.closed_by is None:
-        return await _answer(conn, row, batch, newest.attempt_index)
+        return await _answer(
+            conn, row, batch, newest.attempt_index, await _ids(conn, rollout_key, newest.attempt_index)
+        )
     _refuse_overtaken(rollout_key, attempts, run_id, n)
     if row["state"] == "final":
         return Claim(status="final", rollout_key=rollout_key)
@@ -49,6 +53,10 @@ async def claim(conn: AsyncConnection, rollout_key: str, run_id: str, workflow_i
         end = failure(Infra.SUPERSEDED, "claim", detail)
         await record_end(conn, row, batch, newest.attempt_index, replace(end, next_state="running"))
     index = newest.attempt_index + 1 if newest else 1
+    ids = {
+        "execution_id": uuid.uuid4(),
+        "trajectory_rollout_id": trajectory_rollout_id(row, batch["contract"], index),
+    }
     await conn.execute(
         tables.attempt.insert().values(
             rollout_key=rollout_key,
@@ -56,13 +64,12 @@ async def claim(conn: AsyncConnection, rollout_key: str, run_id: str, workflow_i
             workflow_id=workflow_id,
             run_id=run_id,
             claim=n,
-            execution_id=uuid.uuid4(),
-            trajectory_rollout_id=trajectory_rollout_id(row, batch["contract"], index),
             row_digest="",
+            **ids,
         )
     )
     await _update(conn, rollout_key, state="running", current_attempt=index)
-    return await _answer(conn, row, batch, index)
+    return await _answer(conn, row, batch, index, ids)
 
 
 async def _attempts(conn: AsyncConnection, rollout_key: str) -> list[_Made]:
@@ -98,12 +105,18 @@ async def _update(conn: AsyncConnection, rollout_key: str, **values: object) -> 
     await conn.execute(row.update().where(row.c.rollout_key == rollout_key).values(**values))
 
 
-async def _answer(conn: AsyncConnection, row: RowMapping, batch: RowMapping, index: int) -> Claim:
-    made, task = tables.attempt, tables.task
+async def _ids(conn: AsyncConnection, rollout_key: str, index: int) -> Mapping[str, Any]:
+    made = tables.attempt
     query = select(*made.c["execution_id", "trajectory_rollout_id"]).where(
-        made.c.rollout_key == row["rollout_key"], made.c.attempt_index == index
+        made.c.rollout_key == rollout_key, made.c.attempt_index == index
     )
-    ids = (await conn.execute(query)).mappings().one()
+    return dict((await conn.execute(query)).mappings().one())
+
+
+async def _answer(
+    conn: AsyncConnection, row: RowMapping, batch: RowMapping, index: int, ids: Mapping[str, Any]
+) -> Claim:
+    task = tables.task
     document = await conn.scalar(select(task.c.document).where(task.c.task_digest == row["task_digest"]))
     return Claim(
         status="claimed",

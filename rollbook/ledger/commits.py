@@ -34,13 +34,15 @@ async def commit_model_call(conn: AsyncConnection, attempt: AttemptRef, run_id: 
     values = call.model_dump(exclude={"prompt", "response"})
     values |= {"prompt_sha256": _sha(call.prompt), "response_sha256": _sha(call.response), "row_digest": ""}
     statement = insert(tables.model_call).values(**_key(attempt), **values).on_conflict_do_nothing()
-    await conn.execute(statement)
-    query = select(*tables.model_call.c[_CALL]).where(
-        _of(tables.model_call, attempt),
-        tables.model_call.c.step == call.step,
-        tables.model_call.c.parse_attempt == call.parse_attempt,
-    )
-    return StoredCall(**(await conn.execute(query)).mappings().one())
+    stored = (await conn.execute(statement.returning(*tables.model_call.c[_CALL]))).mappings().first()
+    if stored is None:
+        query = select(*tables.model_call.c[_CALL]).where(
+            _of(tables.model_call, attempt),
+            tables.model_call.c.step == call.step,
+            tables.model_call.c.parse_attempt == call.parse_attempt,
+        )
+        stored = (await conn.execute(query)).mappings().one()
+    return StoredCall(**stored)
 
 
 async def find_model_call(conn: AsyncConnection, attempt: AttemptRef, step: int) -> StoredCall | None:
@@ -84,17 +86,19 @@ async def commit_turn(
     seen = {name: getattr(observation, name) for name in ("screenshot", "accessibility_tree", "terminal")}
     await record_artifacts(conn, seen.values())
     statuses = [action.get("status") for action in actions]
+    done = storable(actions)
     statement = insert(tables.turn).values(
         **_key(attempt),
         step=step,
         **{f"{name}_sha256": _sha(ref) for name, ref in seen.items()},
-        actions=storable(actions),
+        actions=done,
         in_doubt=statuses.count("in_doubt"),
         raised=statuses.count("raised"),
         started_at=func.least(func.now(), func.to_timestamp(bindparam("began", started_at))),
         row_digest="",
     )
-    await conn.execute(statement.on_conflict_do_nothing())
+    if await conn.scalar(statement.on_conflict_do_nothing().returning(tables.turn.c.step)) is not None:
+        return StoredTurn(step=step, observation=observation, actions=done)
     stored = await turn(conn, attempt, step)
     if stored is None:
         raise LedgerError(f"turn {step} of {attempt.rollout_key} was not stored")

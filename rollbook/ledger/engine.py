@@ -51,6 +51,14 @@ async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         raise
 
 
+@asynccontextmanager
+async def reading(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """A connection for single reads, each seeing what is committed by then; no BEGIN and COMMIT around them."""
+    async with engine.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        yield connection
+
+
 def _explain(error: DBAPIError) -> str:
     diag: Any = getattr(error.orig, "diag", None)
     parts = [getattr(diag, name, None) for name in ("message_primary", "message_detail", "message_hint")]

@@ -4,7 +4,7 @@ Lock the rollout row first, then decide in separate statements: under READ COMMI
 committed before the lock was granted, a sub-select of the locking statement does not.
 """
 
-from sqlalchemy import RowMapping, select
+from sqlalchemy import RowMapping, and_, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.episode import AttemptRef
@@ -12,12 +12,47 @@ from rollbook.errors import Fenced, InvalidInput
 from rollbook.ledger import tables
 from rollbook.ledger.records import AttemptContext
 
+_LOCK = (
+    select(tables.rollout)
+    .where(tables.rollout.c.rollout_key == bindparam("rollout_key"))
+    .with_for_update(key_share=True)
+)
+
+_ended = and_(
+    tables.attempt.c.rollout_key == tables.outcome.c.rollout_key,
+    tables.attempt.c.attempt_index == tables.outcome.c.attempt_index,
+)
+_this_attempt = and_(
+    tables.attempt.c.rollout_key == bindparam("rollout_key"),
+    tables.attempt.c.attempt_index == bindparam("attempt_index"),
+)
+
+_OWNER = (
+    select(tables.attempt.c.run_id, tables.outcome.c.termination_reason)
+    .join_from(tables.attempt, tables.outcome, _ended, isouter=True)
+    .where(_this_attempt)
+)
+
+_CONTEXT = (
+    select(
+        *tables.rollout.c["batch_id", "domain", "task_id", "sample", "task_digest"],
+        *tables.attempt.c["run_id", "execution_id", "trajectory_rollout_id"],
+        tables.outcome.c.termination_reason,
+        *tables.batch.c["deployment_id", "contract", "contract_digest", "frozen"],
+        tables.task.c.document.label("task"),
+    )
+    .select_from(tables.attempt)
+    .join(tables.rollout, tables.rollout.c.rollout_key == tables.attempt.c.rollout_key)
+    .join(tables.batch, tables.batch.c.batch_id == tables.rollout.c.batch_id)
+    .join(tables.task, tables.task.c.task_digest == tables.rollout.c.task_digest)
+    .join(tables.outcome, _ended, isouter=True)
+    .where(_this_attempt)
+)
+
 
 async def lock_rollout(conn: AsyncConnection, rollout_key: str) -> RowMapping:
     """The row of a rollout, locked until the transaction ends."""
-    row = tables.rollout
-    query = select(row).where(row.c.rollout_key == rollout_key).with_for_update(key_share=True)
-    found = (await conn.execute(query)).mappings().first()
+    found = (await conn.execute(_LOCK, {"rollout_key": rollout_key})).mappings().first()
     if found is None:
         raise InvalidInput(f"rollout_key: no rollout {rollout_key!r}")
     return found
@@ -26,18 +61,7 @@ async def lock_rollout(conn: AsyncConnection, rollout_key: str) -> RowMapping:
 async def fence(conn: AsyncConnection, attempt: AttemptRef, run_id: str) -> RowMapping:
     """Lock the rollout and prove that `run_id` owns its open, newest attempt; raises Fenced otherwise."""
     row = await lock_rollout(conn, attempt.rollout_key)
-    made, end = tables.attempt, tables.outcome
-    query = (
-        select(made.c.run_id, end.c.termination_reason)
-        .join_from(
-            made,
-            end,
-            (made.c.rollout_key == end.c.rollout_key) & (made.c.attempt_index == end.c.attempt_index),
-            isouter=True,
-        )
-        .where(made.c.rollout_key == attempt.rollout_key, made.c.attempt_index == attempt.attempt_index)
-    )
-    check_owner(attempt, run_id, (await conn.execute(query)).mappings().first())
+    check_owner(attempt, run_id, (await conn.execute(_OWNER, attempt.model_dump())).mappings().first())
     return row
 
 
@@ -54,27 +78,7 @@ def check_owner(attempt: AttemptRef, run_id: str, found: RowMapping | None) -> N
 
 async def attempt_context(conn: AsyncConnection, attempt: AttemptRef, run_id: str) -> AttemptContext:
     """What an activity needs to know of its attempt; raises Fenced if the attempt is no longer the run's own."""
-    made, end, row, batch, task = tables.attempt, tables.outcome, tables.rollout, tables.batch, tables.task
-    query = (
-        select(
-            *row.c["batch_id", "domain", "task_id", "sample", "task_digest"],
-            *made.c["run_id", "execution_id", "trajectory_rollout_id"],
-            end.c.termination_reason,
-            *batch.c["deployment_id", "contract", "contract_digest", "frozen"],
-            task.c.document.label("task"),
-        )
-        .select_from(made)
-        .join(row, row.c.rollout_key == made.c.rollout_key)
-        .join(batch, batch.c.batch_id == row.c.batch_id)
-        .join(task, task.c.task_digest == row.c.task_digest)
-        .join(
-            end,
-            (made.c.rollout_key == end.c.rollout_key) & (made.c.attempt_index == end.c.attempt_index),
-            isouter=True,
-        )
-        .where(made.c.rollout_key == attempt.rollout_key, made.c.attempt_index == attempt.attempt_index)
-    )
-    found = (await conn.execute(query)).mappings().first()
+    found = (await conn.execute(_CONTEXT, attempt.model_dump())).mappings().first()
     check_owner(attempt, run_id, found)
     assert found is not None
     values = {name: value for name, value in found.items() if name not in ("run_id", "termination_reason")}

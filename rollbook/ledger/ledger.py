@@ -27,7 +27,7 @@ from rollbook.ledger import (
     rerun,
     sandboxes,
 )
-from rollbook.ledger.engine import create_engine, transaction
+from rollbook.ledger.engine import create_engine, reading, transaction
 from rollbook.ledger.records import (
     AttemptContext,
     AuditReport,
@@ -73,12 +73,12 @@ class Ledger:
 
     async def find_task_set(self, ref: str) -> RegisteredSet:
         """The set that `name` or `name@digest` means now; raises InvalidInput that says what there is."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await catalog.find_task_set(conn, ref)
 
     async def tasks_of(self, set_digest: str, ids: Iterable[str] | None = None) -> list[Task]:
         """Tasks of a set with their documents, by task id."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await catalog.tasks_of(conn, set_digest, ids)
 
     async def register_script(self, name: str, body: dict[str, Any]) -> str:
@@ -88,12 +88,12 @@ class Ledger:
 
     async def find_script(self, ref: str) -> str:
         """Digest of the script that `name` or `name@digest` means now."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await catalog.find_script(conn, ref)
 
     async def script_body(self, script_digest: str) -> dict[str, Any]:
         """The script file with this digest."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await catalog.script_body(conn, script_digest)
 
     async def record_artifacts(self, refs: Iterable[ArtifactRef | None]) -> None:
@@ -120,12 +120,12 @@ class Ledger:
 
     async def batch_control(self, batch_id: str) -> BatchControl:
         """The control columns of a batch."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await control.batch_control(conn, batch_id)
 
     async def counts(self, batch_id: str) -> Counts:
         """The roll call in numbers."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await control.counts(conn, batch_id)
 
     async def batch_is_whole(self, batch_id: str) -> bool:
@@ -135,12 +135,12 @@ class Ledger:
 
     async def startable(self, batch_id: str, limit: int = 1000) -> list[StartRow]:
         """Waiting rows to start now: no more than the free window, none while paused, stopping or cancelling."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await pump.startable(conn, batch_id, limit)
 
     async def stale_queued(self, batch_id: str, older_than_s: float, limit: int = 1000) -> list[StartRow]:
         """Rows queued longer than `older_than_s` seconds ago and never claimed."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await pump.stale_queued(conn, batch_id, older_than_s, limit)
 
     async def mark_queued(self, keys: Iterable[str], *, again: bool = False) -> list[str]:
@@ -150,7 +150,7 @@ class Ledger:
 
     async def in_flight(self, batch_id: str) -> list[str]:
         """Keys of queued and running rows."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await pump.in_flight(conn, batch_id)
 
     async def close_open(self, batch_id: str, reason: str, chunk: int = 1000) -> int:
@@ -174,7 +174,7 @@ class Ledger:
 
     async def attempt_context(self, attempt: AttemptRef, run_id: str) -> AttemptContext:
         """What an activity needs to know of its attempt; raises Fenced."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await fence.attempt_context(conn, attempt, run_id)
 
     async def finalize(self, request: FinalizeRequest, run_id: str) -> Finalized:
@@ -189,7 +189,7 @@ class Ledger:
 
     async def find_model_call(self, attempt: AttemptRef, step: int) -> StoredCall | None:
         """The call that decided a step; None before it."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await commits.find_model_call(conn, attempt, step)
 
     async def model_call(self, attempt: AttemptRef, step: int) -> StoredCall:
@@ -217,12 +217,12 @@ class Ledger:
 
     async def turn(self, attempt: AttemptRef, step: int) -> StoredTurn | None:
         """The committed turn of a step; None before it."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await commits.turn(conn, attempt, step)
 
     async def latest_observation(self, rollout_key: str) -> Observation | None:
         """What was last seen of a rollout."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await commits.latest_observation(conn, rollout_key)
 
     async def commit_evaluation(self, attempt: AttemptRef, run_id: str, evaluation: Evaluation) -> StoredEvaluation:
@@ -232,7 +232,7 @@ class Ledger:
 
     async def evaluation(self, attempt: AttemptRef) -> StoredEvaluation | None:
         """The committed evaluation of an attempt; None before it."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await commits.find_evaluation(conn, attempt)
 
     # --- desktops -------------------------------------------------------------------------------------------
@@ -271,13 +271,18 @@ class Ledger:
 
     async def sandbox_of(self, attempt: AttemptRef) -> Lease | None:
         """The lease of an attempt, stopped or not."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await sandboxes.sandbox_of(conn, attempt)
 
     async def sandbox_stopped(self, sandbox_key: str, reason: str) -> bool:
         """The desktop is gone; False if that was known."""
         async with transaction(self.engine) as conn:
             return await sandboxes.sandbox_stopped(conn, sandbox_key, reason)
+
+    async def has_desktops(self, batch_id: str) -> bool:
+        """Whether any desktop of the batch is not known to be stopped."""
+        async with reading(self.engine) as conn:
+            return await sandboxes.has_desktops(conn, batch_id)
 
     async def leases_of(self, deployment_id: str, keys: list[str]) -> list[Lease]:
         """Leases of a deployment by their keys, stopped ones included."""
@@ -286,7 +291,7 @@ class Ledger:
 
     async def live_sandboxes(self, deployment_id: str) -> list[Lease]:
         """Leases of a deployment that are not stopped."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await sandboxes.live_sandboxes(conn, deployment_id)
 
     # --- after the fact -------------------------------------------------------------------------------------
@@ -329,7 +334,7 @@ class Ledger:
 
     async def suspects(self, deployment_id: str, namespace: str, min_age_s: float, limit: int = 1000) -> list[Suspect]:
         """Rows of this deployment that claim to be under way and were quiet for `min_age_s` seconds."""
-        async with transaction(self.engine) as conn:
+        async with reading(self.engine) as conn:
             return await reconcile.suspects(conn, deployment_id, namespace, min_age_s, limit)
 
     async def sighted_missing(self, rollout_key: str, run_id: str) -> int:

@@ -28,12 +28,13 @@ FROM (SELECT planned FROM registration WHERE batch_id = :batch_id ORDER BY launc
 WHERE newest.planned <> held.number;
 
 -- name: task_digest
-SELECT DISTINCT rollout.domain || '/' || rollout.task_id AS subject,
+SELECT domain || '/' || planned.task_id AS subject,
     CASE WHEN task.task_digest IS NULL THEN 'the task document is missing'
          ELSE 'the task document does not have its digest' END AS detail
-FROM rollout LEFT JOIN task USING (task_digest)
-WHERE batch_id = :batch_id AND (task.task_digest IS NULL OR document ->> 'id' <> rollout.task_id
-    OR task_digest <> encode(sha256(convert_to(document::text, 'UTF8')), 'hex'));
+FROM (SELECT DISTINCT domain, task_id, task_digest FROM rollout WHERE batch_id = :batch_id) AS planned
+LEFT JOIN task USING (task_digest)
+WHERE task.task_digest IS NULL OR document ->> 'id' <> planned.task_id
+    OR task_digest <> encode(sha256(convert_to(document::text, 'UTF8')), 'hex');
 
 -- name: script_digest
 SELECT coalesce(contract -> 'policy' ->> 'script_digest', '') AS subject,
@@ -154,8 +155,9 @@ WHERE batch_id = :batch_id AND closed_by <> 'import'
 -- name: reward
 SELECT rollout_key AS subject, 'attempt ' || attempt_index || ': reward ' || coalesce(reward::text, 'none')
     || ' does not follow from score ' || coalesce(score::text, 'none') AS detail
-FROM batch JOIN rollout USING (batch_id) JOIN outcome USING (rollout_key)
-WHERE batch_id = :batch_id AND (reward_mode <> contract ->> 'reward_mode' OR reward IS DISTINCT FROM
+FROM rollout JOIN outcome USING (rollout_key)
+WHERE batch_id = :batch_id AND (reward_mode <>
+    (SELECT contract ->> 'reward_mode' FROM batch WHERE batch_id = :batch_id) OR reward IS DISTINCT FROM
     CASE WHEN reward_mode = 'raw' THEN score WHEN score >= 1 THEN 1 WHEN score IS NOT NULL THEN 0 END);
 
 -- name: evidence
@@ -248,7 +250,8 @@ SELECT rollout_key AS subject, 'the row is ' || state AS detail
 FROM rollout WHERE batch_id = :batch_id AND state <> 'final' ORDER BY plan_order;
 
 -- name: notice superseded
-SELECT rollout_key AS subject, 'an admitted result was put up to be superseded: ' || reason || ' (' || requested_by || ')' AS detail
+SELECT rollout_key AS subject, 'an admitted result was put up to be superseded: ' || reason || ' ('
+    || requested_by || ')' AS detail
 FROM rollout JOIN rerun_request USING (rollout_key) WHERE batch_id = :batch_id AND supersede;
 
 -- name: notice redecided
