@@ -11,6 +11,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 from models import attributes, names
 from models.batch import (
     BatchResult,
+    BatchSpec,
     CloseBatch,
     Control,
     Counts,
@@ -127,14 +128,9 @@ class BenchmarkBatch:
 
     async def _register(self, inputs: tuple[Any, ...]) -> RegisteredBatch:
         info = workflow.info()
-        try:
-            if len(inputs) != 1:
-                raise ValueError(f"the input must be one JSON object, the batch spec (given: {len(inputs)} inputs)")
-            if not BATCH_ID.match(info.workflow_id):
-                raise ValueError("workflow id: a batch id holds letters, digits, '_', '.' and '-' only")
-            spec = read_spec(inputs[0])
-        except ValueError as error:
-            _refuse(str(error))
+        spec = _read(info.workflow_id, inputs)
+        if isinstance(spec, str):
+            _refuse(spec)
         workflow.upsert_search_attributes(
             [
                 SearchAttributeKey.for_keyword(attributes.BATCH).value_set(info.workflow_id),
@@ -147,12 +143,14 @@ class BenchmarkBatch:
             spec=spec,
             launch_id=info.first_execution_run_id,
         )
+        refused = ""
         try:
             return await self._activity(names.REGISTER_BATCH, request, RegisteredBatch, 600, heartbeat_s=60)
         except ActivityError as error:
-            if isinstance(error.cause, ApplicationError) and error.cause.non_retryable:
-                _refuse(error.cause.message)
-            raise
+            if not isinstance(error.cause, ApplicationError) or not error.cause.non_retryable:
+                raise
+            refused = error.cause.message
+        _refuse(refused)
 
     async def _pump(self) -> PumpResult:
         assert self._registered is not None
@@ -199,7 +197,7 @@ class BenchmarkBatch:
             heartbeat_timeout=timedelta(seconds=heartbeat_s) if heartbeat_s else None,
             retry_policy=RETRY,
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-            summary=summary or name,
+            summary=summary,
         )
         return answer
 
@@ -215,6 +213,18 @@ class BenchmarkBatch:
         if self._remark:
             lines += ["", self._remark]
         workflow.set_current_details("\n".join(lines))
+
+
+def _read(batch_id: str, inputs: tuple[Any, ...]) -> BatchSpec | str:
+    """The spec, or what is wrong with it; the message alone, so that no chain of causes hides it from people."""
+    if len(inputs) != 1:
+        return f"the input must be one JSON object, the batch spec (given: {len(inputs)} inputs)"
+    if not BATCH_ID.match(batch_id):
+        return "workflow id: a batch id holds letters, digits, '_', '.' and '-' only"
+    try:
+        return read_spec(inputs[0])
+    except ValueError as error:
+        return str(error)
 
 
 def _without(request: dict[str, Any], key: str) -> dict[str, Any]:
