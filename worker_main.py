@@ -30,6 +30,7 @@ from rollbook.errors import RollbookError
 from rollbook.janitor import ensure_janitor
 from rollbook.open import connect_temporal, open_services
 from rollbook.plugin import RollbookPlugin
+from rollbook.search_attributes import ensure_search_attributes
 from rollbook.services import Services
 from rollbook.settings import Settings, get_settings
 from workflows.batch import BenchmarkBatch
@@ -89,6 +90,7 @@ async def serve(role: str, settings: Settings, stop: asyncio.Event) -> None:
         stack.push_async_callback(services.close)
         client = await connect_temporal(settings, RollbookPlugin())
         if role in ("orchestrate", "all"):
+            await ensure_search_attributes(client)
             await ensure_janitor(client, settings)
         for queue, work in queues(role, services, client).items():
             await stack.enter_async_context(make_worker(client, queue, work, settings))

@@ -6,7 +6,11 @@ from activities.support import Activities, beating, reported, run_id, workflow_i
 from models import names
 from models.batch import BatchSpec, RegisterBatch, RegisteredBatch, Resolved, ScriptedPolicy
 from models.episode import Claimed, ClaimRequest, EpisodePlan, Finalized, FinalizeRequest
+from models.task import Task
+from models.web import needs_web
+from rollbook.errors import InvalidInput
 from rollbook.ledger.records import Claim
+from rollbook.ledger.selection import Member, select_tasks
 from rollbook.sandboxes.image import image_tag
 from rollbook.services import Services
 from rollbook.settings import Settings
@@ -47,6 +51,7 @@ class LedgerActivities:
         settings = self._services.settings
         async with beating():
             resolved = await self._resolve(request.spec)
+            await self._require_web(request.spec)
             done = await self._services.ledger.register_batch(
                 request, deployment_id=settings.deployment_id, resolved=resolved
             )
@@ -65,8 +70,12 @@ class LedgerActivities:
         script = None
         if isinstance(spec.policy, ScriptedPolicy):
             script = await self._services.ledger.find_script(spec.policy.script)
+        if spec.desktop.provider not in self._services.providers:
+            raise InvalidInput(
+                f"desktop.provider: no worker here has {spec.desktop.provider!r}; there is "
+                f"{', '.join(sorted(self._services.providers))} (the do-nothing desktop: ROLLBOOK_ALLOW_NULL_DESKTOP=1)"
+            )
         if spec.desktop.provider == "null":
-            self._services.provider("null")
             return Resolved(script_digest=script, evaluator_revision="null", null_desktop=True)
         evaluator = self._services.evaluator
         return Resolved(
@@ -76,6 +85,24 @@ class LedgerActivities:
             or image_tag(spec.desktop.variant),
             evaluator_revision=None if evaluator is None else evaluator.revision,
         )
+
+    async def _require_web(self, spec: BatchSpec) -> None:
+        """Refuse web tasks on desktops that are denied the internet: they would all score an honest-looking 0."""
+        if spec.desktop.egress != "none":
+            return
+        ledger = self._services.ledger
+        found = await ledger.find_task_set(spec.task_set)
+        tasks = await ledger.tasks_of(found.set_digest)
+        chosen = {member.task_id for member in select_tasks((_member(task) for task in tasks), spec.tasks)}
+        web = [
+            f"{task.task_id} ({why})" for task in tasks if task.task_id in chosen and (why := needs_web(task.document))
+        ]
+        if web:
+            more = f" and {len(web) - 5} more" if len(web) > 5 else ""
+            raise InvalidInput(
+                f"desktop.egress: 'none', but {len(web)} of the chosen tasks need the internet: "
+                f"{', '.join(web[:5])}{more}; use 'auto' or 'open', or leave them out with tasks.exclude_ids"
+            )
 
     def _plan(self, claim: Claim) -> EpisodePlan:
         settings, limits = self._services.settings, claim.contract["limits"]
@@ -100,6 +127,10 @@ class LedgerActivities:
             heartbeat_s=settings.heartbeat_s,
             lease_s=settings.lease_s,
         )
+
+
+def _member(task: Task) -> Member:
+    return Member(domain=task.domain, task_id=task.task_id, task_digest=task.task_digest)
 
 
 def _start_timeout_s(settings: Settings) -> float:

@@ -1,17 +1,13 @@
 """The policy's turn: decide. Its answer is durable before anything acts on it."""
 
-import asyncio
-import time
-
 from temporalio import activity
 
 from activities.support import Activities, beating, reported, run_id
 from models import names
 from models.episode import DecideRequest, Decision
-from rollbook.errors import ModelTimeout
-from rollbook.ledger.records import AttemptContext, ModelCall
-from rollbook.policies import Answer, Turn, policy_for
-from rollbook.policies.base import summary_of
+from rollbook.ledger.records import StoredCall
+from rollbook.policies import Turn, policy_for
+from rollbook.policies.call_log import LedgerCallLog
 from rollbook.services import Services
 
 
@@ -33,46 +29,23 @@ class PolicyActivities:
         context = await ledger.attempt_context(request.attempt, run_id())
         stored = await ledger.find_model_call(request.attempt, request.step)
         if stored is None:
-            began = time.monotonic()
-            async with beating():
-                answer = await self._ask(context, request)
-            response = await self._services.artifacts.put(answer.response, answer.response_media_type)
-            row = ModelCall(
-                step=request.step,
-                policy_kind=context.contract["policy"]["kind"],
-                actions=answer.actions,
-                terminal_action=answer.terminal_action,
-                policy_stop_reason=answer.policy_stop_reason,
-                accepted=answer.policy_stop_reason is None,
-                summary=summary_of(answer),
-                response=response,
-                model_name=answer.model_name or None,
-                latency_s=time.monotonic() - began,
+            kind = context.contract["policy"]["kind"]
+            log = LedgerCallLog(
+                ledger, self._services.artifacts, request.attempt, run_id(), request.step, policy_kind=kind
             )
-            stored = await ledger.commit_model_call(request.attempt, run_id(), row)
-        return Decision(
-            action_count=len(stored.actions),
-            terminal_action=stored.terminal_action,
-            policy_stop_reason=stored.policy_stop_reason,
-            model_call_completed=stored.completed,
-            summary=stored.summary,
-        )
+            turn = Turn(request.step, context, request.observation, self._services.artifacts.get)
+            async with beating():
+                policy = await policy_for(context, self._services)
+                stored = await policy.decide(turn, log)
+        return _decision(stored)
 
-    async def _ask(self, context: AttemptContext, request: DecideRequest) -> Answer:
-        policy = await policy_for(context.contract, context.task_id, self._services.ledger)
-        turn = Turn(
-            rollout_key=context.rollout_key,
-            attempt_index=context.attempt_index,
-            step=request.step,
-            task_id=context.task_id,
-            instruction=context.task["instruction"],
-            contract=context.contract,
-            observation=request.observation,
-            read_artifact=self._services.artifacts.get,
-        )
-        seconds = context.contract["limits"]["model_timeout_s"]
-        try:
-            async with asyncio.timeout(seconds):
-                return await policy.decide(turn)
-        except TimeoutError as error:
-            raise ModelTimeout(f"the policy gave no answer within {seconds:g} s") from error
+
+def _decision(stored: StoredCall) -> Decision:
+    return Decision(
+        action_count=len(stored.actions),
+        terminal_action=stored.terminal_action,
+        policy_stop_reason=stored.policy_stop_reason,
+        # a context that cannot shrink is refused by the server, yet it is the policy's own ending (DESIGN §3)
+        model_call_completed=stored.completed or stored.policy_stop_reason is not None,
+        summary=stored.summary,
+    )

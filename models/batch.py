@@ -57,7 +57,7 @@ class Settle(Input):
 class Desktop(Input):
     """Which desktop the rollouts run on."""
 
-    provider: Literal["docker", "e2b", "null"] = "docker"
+    provider: Literal["docker", "null"] = "docker"
     """`null` is the do-nothing desktop of benchmarks and rehearsals; workers refuse it unless told otherwise."""
     variant: Literal["slim"] = "slim"
     image: str | None = None

@@ -29,6 +29,7 @@ async def system(
     )
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("three", small_tasks(3))
+        await system.register_tasks("web", [{**small_tasks(1)[0], "id": "w0", "proxy": True}])
         yield system
 
 
@@ -92,6 +93,8 @@ async def test_start_runs_to_completion_and_fail_existing_refuses(system: System
         ("bad-set", null_spec("thre"), "task_set: "),
         ("bad-domain", null_spec("three", tasks={"domains": ["oss"]}), "tasks.domains: "),
         ("bad-policy", {**null_spec("three"), "policy": {"kind": "scripted", "script": "nowhere"}}, "nowhere"),
+        ("bad-egress", null_spec("web", desktop={"provider": "null", "egress": "none"}), "desktop.egress: "),
+        ("bad-provider", null_spec("three", desktop={"provider": "e2b"}), "desktop.provider: "),
         ("no-object", "[1, 2]", "one JSON object"),
         ("no-policy", {"task_set": "three"}, "policy: required"),
     ],
