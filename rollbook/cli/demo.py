@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,18 +122,19 @@ def _warn_of_deviations(rollouts: list[Row]) -> None:
 def _print_next(found: Settings, batch_id: str, rollouts: list[Row]) -> None:
     from rollbook.stack.temporal_server import temporal_binary
 
+    program = "rollbook" if shutil.which("rollbook") else _relative(Path(sys.executable).parent / "rollbook")
     temporal = _relative(temporal_binary())
     spec = _relative(EXAMPLES / "batches" / f"{NAME}.json")
     address = _address(found)
     say()
     say("next:")
-    say(f"  rollbook show {rollouts[0]['rollout_key'] if rollouts else 'ROLLOUT'}")
-    say(f"  rollbook sql -c \"SELECT * FROM rollcall WHERE batch_id = '{batch_id}'\"")
+    say(f"  {program} show {rollouts[0]['rollout_key'] if rollouts else 'ROLLOUT'}")
+    say(f"  {program} sql -c \"SELECT * FROM rollcall WHERE batch_id = '{batch_id}'\"")
     say(
         f"  {temporal} workflow start {address}--type BenchmarkBatch --task-queue {found.task_queue_orchestrate} "
         f"--workflow-id try-1 --fail-existing --input-file {spec}"
     )
-    say("  rollbook watch try-1")
+    say(f"  {program} watch try-1")
 
 
 def _relative(path: Path) -> str:
