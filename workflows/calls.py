@@ -62,10 +62,13 @@ class Superseded(Exception):
 
 
 def translate(error: ActivityError, default: Infra) -> Exception:
-    """What an activity's error means for the episode; `default` names a timeout or an unforeseen error."""
+    """What an activity's error means for the episode; `default` names a timeout or an unforeseen error.
+
+    Raises a cancelled activity's error as it is: `raise … from` itself would hide from Temporal that it is a cancel.
+    """
     cause = error.cause
     if is_cancelled_exception(error):
-        return error
+        raise error
     if isinstance(cause, ApplicationError):
         if cause.type == names.FENCED:
             return Superseded(cause.message)

@@ -23,7 +23,7 @@ from models.outcome import Infra
 from workflows import calls
 from workflows.calls import Calls, Failure, Superseded
 from workflows.deadline import Deadline, DeadlineReached
-from workflows.shield import shielded
+from workflows.shield import settled, shielded
 from workflows.story import Story
 
 
@@ -45,16 +45,16 @@ class Episode:
         n = 0
         while True:
             n += 1
-            claimed = await calls.claim(ClaimRequest(rollout_key=start.rollout_key, n=n))
-            if claimed.status != "claimed":
-                status: Any = "already final" if claimed.status == "final" else "stopping"
-                return EpisodeResult(rollout_key=start.rollout_key, status=status, attempts=n - 1)
             try:
-                finalized = await self._attempt(start, claimed)
+                # shielded: a claim that is cut short may leave an attempt that nobody ends
+                claimed, cancelled = await shielded(calls.claim(ClaimRequest(rollout_key=start.rollout_key, n=n)))
+                if claimed.status != "claimed":
+                    return _not_due(start, claimed, n - 1, cancelled)
+                finalized = await self._attempt(start, claimed, cancelled)
             except Superseded:
                 return EpisodeResult(rollout_key=start.rollout_key, status="superseded", attempts=n)
             except Failure as failure:
-                # the ledger refused the end of the attempt: a fault of ours, for people and the Janitor to see
+                # the ledger refused the claim or the end: a fault of ours, for people and the Janitor to see
                 raise ApplicationError(failure.detail, type="LedgerRefused", non_retryable=True) from failure
             if not finalized.another_attempt:
                 return _result(start, n, finalized)
@@ -69,12 +69,15 @@ class Episode:
         """Go on."""
         self._frozen = False
 
-    async def _attempt(self, start: EpisodeStart, claimed: Claimed) -> Finalized:
+    async def _attempt(self, start: EpisodeStart, claimed: Claimed, cancelled: bool) -> Finalized:
         assert claimed.plan is not None
         attempt = AttemptRef(rollout_key=start.rollout_key, attempt_index=claimed.attempt_index)
         call = Calls(attempt, claimed.plan)
         story = self._story = Story(attempt, claimed.plan)
-        cancelled = await self._play_to_the_end(call, story)
+        if cancelled:
+            story.fail(Infra.CANCELLED, _why_cancelled())
+        else:
+            cancelled = await self._play_to_the_end(call, story)
         try:
             self._show("finalizing")
             finalized, cancelled_late = await shielded(call.finalize(story.finalize_request()))
@@ -84,7 +87,7 @@ class Episode:
         self._show(f"ended: {finalized.termination_reason}")
         _publish(story, finalized)
         if cancelled or cancelled_late or cancelled_later:
-            raise asyncio.CancelledError(workflow.cancellation_reason() or "cancelled")
+            raise asyncio.CancelledError(_why_cancelled())
         return finalized
 
     async def _play_to_the_end(self, call: Calls, story: Story) -> bool:
@@ -98,13 +101,13 @@ class Episode:
         except BaseException as error:
             if not (isinstance(error, asyncio.CancelledError) or is_cancelled_exception(error)):
                 raise
-            story.fail(Infra.CANCELLED, workflow.cancellation_reason() or "cancelled")
+            story.fail(Infra.CANCELLED, _why_cancelled())
             return True
         return False
 
     async def _play(self, call: Calls, story: Story) -> None:
         self._show("starting the desktop")
-        story.desk = await call.start_sandbox()
+        story.desk = await settled(call.start_sandbox())
         deadline = Deadline(story.plan.deadline_s, lambda: self._frozen)
         try:
             self._show("preparing the task")
@@ -153,10 +156,10 @@ class Episode:
     async def _evaluate(self, call: Calls, story: Story) -> None:
         assert story.desk is not None
         self._show("postconfig")
-        await call.run_postconfig(story.desk)
+        await settled(call.run_postconfig(story.desk))
         self._show("evaluating")
         request = EvaluateRequest(attempt=story.attempt, desk=story.desk, terminal_action=story.terminal_action)
-        story.evaluation = await call.evaluate(request)
+        story.evaluation = await settled(call.evaluate(request))
         if story.evaluation.reason is not None:
             story.fail(story.evaluation.reason, story.evaluation.detail, story.evaluation.guest_failed)
 
@@ -170,7 +173,7 @@ class Episode:
                 await workflow.wait_condition(lambda: not self._frozen, timeout=seconds)
                 return
             self._renewals += 1
-            await call.renew_lease(self._renewals)
+            await settled(call.renew_lease(self._renewals))
 
     async def _stop_sandbox(self, call: Calls) -> bool:
         """Stop the desktop; its failure never changes the result, the Janitor finds what is left."""
@@ -185,6 +188,17 @@ class Episode:
         assert self._story is not None
         self._story.phase = phase
         workflow.set_current_details(self._story.details())
+
+
+def _why_cancelled() -> str:
+    return workflow.cancellation_reason() or "cancelled"
+
+
+def _not_due(start: EpisodeStart, claimed: Claimed, attempts: int, cancelled: bool) -> EpisodeResult:
+    if cancelled:
+        raise asyncio.CancelledError(_why_cancelled())
+    status: Any = "already final" if claimed.status == "final" else "stopping"
+    return EpisodeResult(rollout_key=start.rollout_key, status=status, attempts=attempts)
 
 
 def _result(start: EpisodeStart, attempts: int, finalized: Finalized) -> EpisodeResult:

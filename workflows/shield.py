@@ -27,6 +27,22 @@ async def shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
             cancelled = True
 
 
+async def settled(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; a cancel ends it, waits for that end, and is raised then, whatever `work` still returned.
+
+    A plain `await` does not do: an activity that finishes before the cancel reaches it returns its result, the cancel
+    is forgotten, and Temporal never sends a second one.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await workflow.wait([task])
+    except asyncio.CancelledError:
+        with contextlib.suppress(Interrupted, Exception):
+            await _end(task)
+        raise
+    return task.result()
+
+
 class Interrupted(Exception):
     """The alarm finished before the work; the work was cancelled and has ended."""
 
