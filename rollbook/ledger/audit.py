@@ -24,7 +24,7 @@ _REFERENCED = text("""
     WITH reference (sha256) AS (
         SELECT unnest(ARRAY[screenshot_sha256, accessibility_tree_sha256, terminal_sha256])
         FROM rollout JOIN turn USING (rollout_key) WHERE batch_id = :batch_id
-        UNION SELECT unnest(ARRAY[prompt_sha256, response_sha256])
+        UNION SELECT unnest(ARRAY[prompt_sha256, response_sha256, image_sha256, tokens_sha256])
         FROM rollout JOIN model_call USING (rollout_key) WHERE batch_id = :batch_id
         UNION SELECT log_sha256 FROM rollout JOIN evaluation USING (rollout_key) WHERE batch_id = :batch_id
     )

@@ -1,5 +1,6 @@
 """Evidence of an open attempt: model calls, turns, the evaluation. Insert or nothing, then return the stored row."""
 
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import RowMapping, bindparam, func, or_, select
@@ -15,7 +16,7 @@ from rollbook.ledger.fence import fence
 from rollbook.ledger.records import Evaluation, ModelCall, StoredCall, StoredEvaluation, StoredTurn
 from rollbook.ledger.storable import storable
 
-_CALL = tuple(StoredCall.__slots__)
+_CALL = tuple(one.name for one in fields(StoredCall))
 _EVALUATION = tuple(name for name in Evaluation.model_fields if name != "log")
 
 
@@ -30,9 +31,10 @@ def _of(table: Any, attempt: AttemptRef) -> Any:
 async def commit_model_call(conn: AsyncConnection, attempt: AttemptRef, run_id: str, call: ModelCall) -> StoredCall:
     """Commit a call before it is acted upon; two racing tries both get what was committed first."""
     await fence(conn, attempt, run_id)
-    await record_artifacts(conn, [call.prompt, call.response])
-    values = call.model_dump(exclude={"prompt", "response"})
-    values |= {"prompt_sha256": _sha(call.prompt), "response_sha256": _sha(call.response), "row_digest": ""}
+    refs = {name: getattr(call, name) for name in ("prompt", "response", "image", "tokens")}
+    await record_artifacts(conn, refs.values())
+    values = call.model_dump(exclude=set(refs)) | {f"{name}_sha256": _sha(ref) for name, ref in refs.items()}
+    values["row_digest"] = ""
     statement = insert(tables.model_call).values(**_key(attempt), **values).on_conflict_do_nothing()
     stored = (await conn.execute(statement.returning(*tables.model_call.c[_CALL]))).mappings().first()
     if stored is None:
@@ -57,6 +59,14 @@ async def find_model_call(conn: AsyncConnection, attempt: AttemptRef, step: int)
     )
     found = (await conn.execute(query)).mappings().first()
     return None if found is None else StoredCall(**found)
+
+
+async def calls_until(conn: AsyncConnection, attempt: AttemptRef, step: int) -> list[StoredCall]:
+    """Every call of an attempt up to and including a step, parser retries included, in their order."""
+    call = tables.model_call
+    query = select(*call.c[_CALL]).where(_of(call, attempt), call.c.step <= step)
+    rows = await conn.execute(query.order_by(call.c.step, call.c.parse_attempt))
+    return [StoredCall(**row) for row in rows.mappings()]
 
 
 async def model_calls(conn: AsyncConnection, attempt: AttemptRef, step: int | None = None) -> list[RowMapping]:

@@ -35,7 +35,8 @@ _OWNER = (
 
 _CONTEXT = (
     select(
-        *tables.rollout.c["batch_id", "domain", "task_id", "sample", "task_digest"],
+        *tables.rollout.c["batch_id", "domain", "task_id", "sample", "task_digest", "group_id", "rollout_index"],
+        *tables.rollout.c["identity_source", "sampling_event_id", "source_group_id"],
         *tables.attempt.c["run_id", "execution_id", "trajectory_rollout_id"],
         tables.outcome.c.termination_reason,
         *tables.batch.c["deployment_id", "contract", "contract_digest", "frozen"],

@@ -192,6 +192,11 @@ class Ledger:
         async with reading(self.engine) as conn:
             return await commits.find_model_call(conn, attempt, step)
 
+    async def calls_until(self, attempt: AttemptRef, step: int) -> list[StoredCall]:
+        """Every call of an attempt up to and including a step, in their order."""
+        async with reading(self.engine) as conn:
+            return await commits.calls_until(conn, attempt, step)
+
     async def model_call(self, attempt: AttemptRef, step: int) -> StoredCall:
         """The call that decided a step; raises LedgerError when there is none."""
         found = await self.find_model_call(attempt, step)

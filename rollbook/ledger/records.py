@@ -116,6 +116,11 @@ class AttemptContext:
     trajectory_rollout_id: str
     frozen: bool
     """The batch is paused with freeze: the episode stands still."""
+    identity_source: str = "derived"
+    sampling_event_id: str | None = None
+    source_group_id: str | None = None
+    group_id: str = ""
+    rollout_index: int = 0
 
 
 class ModelCall(Wire):
@@ -144,6 +149,12 @@ class ModelCall(Wire):
     completion_tokens: int | None = Field(default=None, ge=0)
     latency_s: Seconds | None = None
     telemetry: CleanJson | None = None
+    image: ArtifactRef | None = None
+    """The current screen as sent."""
+    tokens: ArtifactRef | None = None
+    """Token ids and logprobs."""
+    said: CleanJson | None = None
+    """Content, reasoning and tool calls of the reply; the thought and action text kept of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +169,20 @@ class StoredCall:
     completed: bool
     accepted: bool
     summary: str
+    parse_error: str | None = None
+    failure_kind: str | None = None
+    finish_reason: str | None = None
+    prompt_sha256: str | None = None
+    response_sha256: str | None = None
+    image_sha256: str | None = None
+    tokens_sha256: str | None = None
+    telemetry: dict[str, Any] | None = None
+    said: dict[str, Any] | None = None
+
+    @property
+    def decides(self) -> bool:
+        """It is acted upon, or ends the episode by the policy's own output."""
+        return self.accepted or self.policy_stop_reason is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,13 +58,15 @@ RETURN encode(sha256(convert_to(ROW(
     extract(epoch FROM r.ended_at)
 )::text, 'UTF8')), 'hex');
 
+-- Rows from before revision 0005 have none of its columns, and keep their seal.
 CREATE OR REPLACE FUNCTION seal(r model_call) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
 RETURN encode(sha256(convert_to(ROW(
     r.rollout_key, r.attempt_index, r.step, r.parse_attempt, r.policy_kind, r.actions, r.terminal_action,
     r.policy_stop_reason, r.completed, r.accepted, r.parse_error, r.failure_kind, r.finish_reason, r.summary,
     r.prompt_sha256, r.response_sha256, r.model_name, r.model_version, r.prompt_tokens, r.completion_tokens,
     encode(float8send(r.latency_s), 'hex'), r.telemetry, extract(epoch FROM r.recorded_at)
-)::text, 'UTF8')), 'hex');
+)::text || CASE WHEN num_nonnulls(r.image_sha256, r.tokens_sha256, r.said) = 0 THEN ''
+    ELSE ROW(r.image_sha256, r.tokens_sha256, r.said)::text END, 'UTF8')), 'hex');
 
 CREATE OR REPLACE FUNCTION seal_row() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
