@@ -14,8 +14,8 @@ from models.base import Input
 from models.batch import explain
 from models.outcome import POLICY_STOPS
 from rollbook.errors import InvalidInput
-from rollbook.policies.base import Answer, Turn, split_terminal
-
+from rollbook.ledger.records import StoredCall
+from rollbook.policies.base import Answer, CallLog, Turn, split_terminal
 
 Action = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 
@@ -64,14 +64,18 @@ def read_script(raw: Any) -> Script:
 class ScriptedPolicy:
     """Plays the steps of one task."""
 
-    def __init__(self, script: TaskScript | None) -> None:
+    def __init__(self, script: TaskScript | None, name: str = "scripted") -> None:
         self._steps = script.steps if script else []
+        self._name = name
 
-    async def decide(self, turn: Turn) -> Answer:
+    async def decide(self, turn: Turn, log: CallLog) -> StoredCall:
         """The recorded step, or no action after the last one."""
-        if turn.step > len(self._steps):
-            return Answer(response=b'{"actions":[]}', model_name="scripted")
-        step = self._steps[turn.step - 1]
+        return await log.commit(self._answer(turn.step))
+
+    def _answer(self, number: int) -> Answer:
+        if number > len(self._steps):
+            return Answer(response=b'{"actions":[]}', model_name=self._name, latency_s=0.0)
+        step = self._steps[number - 1]
         said = json.dumps(step.model_dump(), ensure_ascii=False).encode()
         actions, terminal = split_terminal(list(step.actions))
-        return Answer(actions, terminal, step.stop, said, model_name="scripted")
+        return Answer(actions, terminal, step.stop, said, model_name=self._name, latency_s=0.0)
