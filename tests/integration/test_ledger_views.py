@@ -4,6 +4,7 @@ from math import comb, sqrt
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from rollbook.ledger import Ledger
 from tests.integration.ledgerkit import Kit, rows
@@ -177,3 +178,31 @@ async def test_model_usage(played: Kit) -> None:
         ("chrome", "noop", 6, 6),
         ("os", "noop", 2, 2),
     ]
+
+
+@pytest.mark.parametrize("view", sorted(PUBLIC - {"current_admission", "episode_timeline", "live_sandboxes"}))
+async def test_a_question_about_one_batch_reads_one_batch(played: Kit, view: str) -> None:
+    """`WHERE batch_id = …` reaches the tables: years of other batches cost nothing."""
+    async with played.ledger.engine.begin() as conn:
+        await conn.execute(text("SET LOCAL enable_seqscan = off"))
+        plan = await conn.scalar(
+            text(f"EXPLAIN (FORMAT JSON) SELECT * FROM {view} WHERE batch_id = '{played.batch_id}'")
+        )
+
+    def scans(node: dict[str, Any]) -> list[dict[str, Any]]:
+        return [node, *(scan for child in node.get("Plans", []) for scan in scans(child))]
+
+    found = [node for node in scans(plan[0]["Plan"]) if node.get("Relation Name") == "rollout"]
+    assert found
+    for node in found:
+        assert played.batch_id in node.get("Index Cond", "") or "rollout_key" in node.get("Index Cond", ""), node
+
+
+async def test_a_question_about_one_rollout_reads_one_rollout(played: Kit) -> None:
+    key = (await played.planned())[0]
+    async with played.ledger.engine.begin() as conn:
+        await conn.execute(text("SET LOCAL enable_seqscan = off"))
+        query = f"EXPLAIN (FORMAT TEXT) SELECT * FROM episode_timeline WHERE rollout_key = '{key}'"
+        plan = "\n".join((await conn.scalars(text(query.replace(":", "\\:")))).all())
+    assert "Seq Scan" not in plan
+    assert plan.count(f"(rollout_key = '{key}'::text)") >= 12

@@ -3,6 +3,8 @@
 -- Loaded by every migration run (rollbook.ledger.migrate): dropped and created as a whole, they hold no data.
 -- A domain '(all)' is the whole batch. "of planned" counts what is masked or not final as no success and score 0;
 -- "of admitted" leaves it out. Both are always there, so that nobody has to guess the denominator.
+-- Each row counts twice, for its domain and for '(all)': GROUPING SETS would keep `WHERE batch_id = …` from reaching the
+-- tables, and a ledger of years would be read from end to end for one batch.
 
 -- Statistics --------------------------------------------------------------------------------------------------
 
@@ -72,18 +74,19 @@ COMMENT ON VIEW rollout_result IS 'one row per planned rollout: its state and, o
 
 CREATE VIEW rollcall AS
 WITH counted AS (
-    SELECT batch_id, coalesce(domain, '(all)') AS domain,
+    SELECT batch_id, part.domain,
            count(*) AS planned,
            count(*) FILTER (WHERE admitted) AS admitted,
            count(*) FILTER (WHERE masked) AS masked,
            count(*) FILTER (WHERE state IN ('queued', 'running')) AS running,
            count(*) FILTER (WHERE state = 'waiting') AS waiting,
            count(*) FILTER (WHERE state = 'queued') AS queued
-    FROM rollout_result GROUP BY GROUPING SETS ((batch_id, domain), (batch_id))
+    FROM rollout_result AS result CROSS JOIN LATERAL (VALUES (result.domain), ('(all)')) AS part (domain)
+    GROUP BY batch_id, part.domain
 ), reason AS (
-    SELECT batch_id, coalesce(domain, '(all)') AS domain, termination_reason, admitted, count(*) AS number
-    FROM rollout_result WHERE state = 'final'
-    GROUP BY GROUPING SETS ((batch_id, domain, termination_reason, admitted), (batch_id, termination_reason, admitted))
+    SELECT batch_id, part.domain, termination_reason, admitted, count(*) AS number
+    FROM rollout_result AS result CROSS JOIN LATERAL (VALUES (result.domain), ('(all)')) AS part (domain)
+    WHERE state = 'final' GROUP BY batch_id, part.domain, termination_reason, admitted
 ), reasons AS (
     SELECT batch_id, domain,
            jsonb_object_agg(termination_reason, number) FILTER (WHERE admitted) AS admitted_reasons,
@@ -98,19 +101,20 @@ COMMENT ON VIEW rollcall IS 'per batch and domain: planned = admitted + masked +
 
 CREATE VIEW scoreboard AS
 WITH scored AS (
-    SELECT batch_id, coalesce(domain, '(all)') AS domain,
+    SELECT batch_id, part.domain,
            count(*) AS planned,
            count(*) FILTER (WHERE admitted) AS admitted,
            count(*) FILTER (WHERE masked) AS masked,
            count(*) FILTER (WHERE admitted AND score >= 1) AS binary_success_count,
            coalesce(sum(score) FILTER (WHERE admitted), 0) AS score_sum,
            sum(attempts) AS attempts
-    FROM rollout_result GROUP BY GROUPING SETS ((batch_id, domain), (batch_id))
+    FROM rollout_result AS result CROSS JOIN LATERAL (VALUES (result.domain), ('(all)')) AS part (domain)
+    GROUP BY batch_id, part.domain
 ), again AS (
-    SELECT batch_id, coalesce(domain, '(all)') AS domain,
-           count(*) AS reruns, count(*) FILTER (WHERE supersede) AS superseded
+    SELECT batch_id, part.domain, count(*) AS reruns, count(*) FILTER (WHERE supersede) AS superseded
     FROM rerun_request JOIN rollout USING (rollout_key)
-    GROUP BY GROUPING SETS ((batch_id, domain), (batch_id))
+    CROSS JOIN LATERAL (VALUES (rollout.domain), ('(all)')) AS part (domain)
+    GROUP BY batch_id, part.domain
 )
 SELECT batch_id, domain, planned, admitted, masked, binary_success_count,
        binary_success_count::float8 / planned AS binary_success_rate_of_planned,
@@ -127,7 +131,7 @@ ORDER BY batch_id, domain_rank(domain), domain;
 COMMENT ON VIEW scoreboard IS 'scores per batch and domain, over both denominators, with 95 % Wilson intervals';
 
 CREATE VIEW pass_k AS
-WITH task AS (
+WITH task AS NOT MATERIALIZED (
     SELECT batch_id, task_id, count(*) AS planned, count(*) FILTER (WHERE admitted) AS admitted,
            count(*) FILTER (WHERE admitted AND score >= 1) AS successes
     FROM rollout_result GROUP BY batch_id, task_id
