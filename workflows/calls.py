@@ -191,7 +191,7 @@ class Calls:
                 heartbeat_timeout=timedelta(seconds=self._plan.heartbeat_s) if heartbeat else None,
                 retry_policy=DESKTOP_RETRY if heartbeat else LEDGER_RETRY,
                 cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-                summary=(summary or name)[:100],
+                summary=summary and summary[:100],
             )
         except ActivityError as error:
             raise translate(error, default) from error
