@@ -5,6 +5,8 @@ from temporalio.client import Client, Plugin
 from rollbook.artifacts import ArtifactStore
 from rollbook.ledger import Ledger
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment
+from rollbook.policies.client import ModelClients
+from rollbook.redaction import register_settings
 from rollbook.sandboxes.docker import DockerProvider
 from rollbook.sandboxes.null import NullProvider
 from rollbook.sandboxes.provider import SandboxProvider
@@ -20,6 +22,7 @@ async def connect_temporal(settings: Settings, plugin: Plugin) -> Client:
 
 async def open_services(settings: Settings, role: str = "all") -> Services:
     """Everything that activities of `role` need; raises ConfigError that names what is missing."""
+    register_settings(settings)
     return Services(
         settings=settings,
         ledger=Ledger.connect(ledger_url(settings), pool_size=settings.ledger_connections),
@@ -27,6 +30,7 @@ async def open_services(settings: Settings, role: str = "all") -> Services:
         providers=_providers(settings),
         evaluator=await _evaluator(role),
         artifact_base_url=artifact_base_url(settings) or "",
+        models=ModelClients.from_settings(settings),
     )
 
 

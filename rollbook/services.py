@@ -12,6 +12,7 @@ from rollbook.desktop.null_driver import NullDriver
 from rollbook.errors import ConfigError
 from rollbook.ledger import Ledger
 from rollbook.osworld.environment import EvaluatorEnv
+from rollbook.policies.client import ModelClients
 from rollbook.sandboxes.provider import GUEST_PORT, SandboxProvider
 from rollbook.settings import Settings
 
@@ -26,6 +27,7 @@ class Services:
     providers: Mapping[str, SandboxProvider] = field(default_factory=dict)
     evaluator: EvaluatorEnv | None = None
     artifact_base_url: str = ""
+    models: ModelClients = field(default_factory=ModelClients)
 
     def provider(self, name: str) -> SandboxProvider:
         """The provider that a contract names; raises ConfigError when this worker has none of that name."""
@@ -50,4 +52,5 @@ class Services:
         """Close every connection; desktops stay."""
         for provider in self.providers.values():
             await provider.close()
+        await self.models.close()
         await self.ledger.aclose()

@@ -102,6 +102,10 @@ class Settings(BaseSettings):
     vnc_password: SecretStr | None = None
     """Password of the live view (VNC). Unset: the view is open to this machine only."""
 
+    # --- models ---------------------------------------------------------------------------------------------
+    endpoints_file: Path | None = None
+    """TOML or JSON file of endpoint profiles: where models are served and with which key."""
+
     allow_null_desktop: bool = False
     """Whether workers accept the do-nothing desktop. For benchmarks and rehearsals only: its scores mean nothing."""
 
@@ -134,6 +138,11 @@ class Settings(BaseSettings):
     @classmethod
     def _shared(cls, value: Path) -> Path:
         return (PROJECT_ROOT / value.expanduser()).resolve()
+
+    @field_validator("endpoints_file")
+    @classmethod
+    def _endpoints_file(cls, value: Path | None) -> Path | None:
+        return None if value is None else Path(os.path.abspath(value.expanduser()))
 
     @field_validator("state_dir")
     @classmethod

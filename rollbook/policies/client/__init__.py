@@ -1,0 +1,31 @@
+"""Talks to models: an OpenAI-compatible chat-completions client over bounded pools, one per endpoint profile."""
+
+from rollbook.policies.client.client import ModelClient, ModelClients
+from rollbook.policies.client.errors import (
+    AuthFailed,
+    BadRequest,
+    CallError,
+    ContextOverflow,
+    RateLimited,
+    TransportFailed,
+)
+from rollbook.policies.client.profile import EndpointProfile, load_profiles
+from rollbook.policies.client.reply import ChatReply
+from rollbook.policies.client.request import ChatRequest, Sampling, media_url
+
+__all__ = [
+    "AuthFailed",
+    "BadRequest",
+    "CallError",
+    "ChatReply",
+    "ChatRequest",
+    "ContextOverflow",
+    "EndpointProfile",
+    "ModelClient",
+    "ModelClients",
+    "RateLimited",
+    "Sampling",
+    "TransportFailed",
+    "load_profiles",
+    "media_url",
+]

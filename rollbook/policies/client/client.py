@@ -1,0 +1,185 @@
+"""The chat-completions client: one bounded pool per endpoint profile and process. Nothing is streamed or repeated here.
+
+Who repeats a call, and which, is decided where parse retries and contexts are known: the policy.
+"""
+
+import asyncio
+import hashlib
+import ssl
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import httpx
+
+from rollbook.errors import ConfigError, ModelTimeout
+from rollbook.policies.client.errors import TransportFailed
+from rollbook.policies.client.faults import refusal
+from rollbook.policies.client.headers import OWN_PREFIX, correlation_headers
+from rollbook.policies.client.profile import EndpointProfile, load_profiles
+from rollbook.policies.client.reply import Asked, ChatReply, read_reply
+from rollbook.policies.client.request import ChatRequest, digest_of, request_body, serialise, with_media
+from rollbook.redaction import redact
+from rollbook.settings import Settings
+
+KEEP_ALIVE_S = 4.0
+"""Below the 5 s after which uvicorn closes an idle connection: a request must not meet one that is just closing."""
+
+LARGEST_REPLY = 64 * 1024 * 1024
+
+ECHOED = tuple(OWN_PREFIX + name for name in ("execution-id", "rollout-key", "attempt-index", "step", "parse-attempt"))
+"""Correlation headers which an answer may echo, but only as they were sent."""
+
+
+class ModelClient:
+    """Calls one endpoint. Safe for concurrent use within an event loop."""
+
+    def __init__(self, profile: EndpointProfile) -> None:
+        self.profile = profile
+        self._slots = asyncio.Semaphore(profile.max_connections)
+        self._http = _http_client(profile)
+
+    async def chat(self, request: ChatRequest) -> ChatReply:
+        """One completion.
+
+        Raises ModelTimeout after `request.timeout_s`, one of `errors.py` when there is no reply, InvalidInput for a
+        request that cannot be sent. Waiting for a free connection is not part of the deadline.
+        """
+        body = request_body(request, self.profile.api)
+        kept = serialise(body)
+        sent = await asyncio.to_thread(lambda: serialise(with_media(body, request.media)))
+        asked = Asked(
+            model=request.model,
+            kept=kept,
+            digest=digest_of(kept),
+            sent_digest=hashlib.sha256(sent).hexdigest(),
+            max_output_tokens=request.sampling.max_output_tokens,
+        )
+        headers = correlation_headers(request.correlation)
+        asked_at = time.monotonic()
+        async with self._slots:
+            began = time.monotonic()
+            status, answered, raw = await self._exchange(sent, headers, request.timeout_s)
+            latency_s = time.monotonic() - began
+        if status != 200:
+            raise refusal(status, raw, answered, asked.max_output_tokens, request.model)
+        _same_call(headers, answered)
+        return read_reply(raw, asked, queued_s=began - asked_at, latency_s=latency_s)
+
+    async def models(self, timeout_s: float = 30.0) -> list[str]:
+        """Ids of the models that the endpoint lists; raises as `chat` does."""
+        async with self._deadline(timeout_s):
+            answer = await self._http.get(f"{self.profile.base_url}/models")
+        if answer.status_code != 200:
+            raise refusal(answer.status_code, answer.content, answer.headers)
+        try:
+            return [str(entry["id"]) for entry in answer.json()["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise TransportFailed("/models did not answer with a list of models", body=answer.content) from None
+
+    async def close(self) -> None:
+        """Close the pool."""
+        await self._http.aclose()
+
+    async def _exchange(
+        self, body: bytes, headers: Mapping[str, str], timeout_s: float
+    ) -> tuple[int, httpx.Headers, bytes]:
+        url = f"{self.profile.base_url}/chat/completions"
+        async with (
+            self._deadline(timeout_s),
+            self._http.stream(
+                "POST", url, content=body, headers={**headers, "content-type": "application/json"}
+            ) as answer,
+        ):
+            return answer.status_code, answer.headers, await _whole(answer)
+
+    @asynccontextmanager
+    async def _deadline(self, timeout_s: float) -> AsyncIterator[None]:
+        where = f"endpoint {self.profile.name!r}"
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError:
+            raise ModelTimeout(f"{where}: no reply within {timeout_s:g} s") from None
+        except httpx.ConnectTimeout:
+            seconds = self.profile.connect_timeout_s
+            raise TransportFailed(f"{where}: no connection within {seconds:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError, OSError) as error:
+            said = str(error) or type(error).__name__
+            raise TransportFailed(f"{where}: {type(error).__name__}: {redact(said)}") from None
+
+
+def _http_client(profile: EndpointProfile) -> httpx.AsyncClient:
+    headers = {name: value.get_secret_value() for name, value in profile.headers.items()}
+    if profile.api_key is not None:
+        headers["authorization"] = f"Bearer {profile.api_key.get_secret_value()}"
+    try:
+        verify = True if profile.ca_file is None else ssl.create_default_context(cafile=str(profile.ca_file))
+    except OSError as error:
+        raise ConfigError(f"endpoints.{profile.name}.ca_file: {profile.ca_file}: {error}") from None
+    return httpx.AsyncClient(
+        headers=headers,
+        verify=verify,
+        follow_redirects=False,
+        # Our own deadline ends a call; only connecting has a limit of its own.
+        timeout=httpx.Timeout(None, connect=profile.connect_timeout_s),
+        limits=httpx.Limits(
+            max_connections=profile.max_connections,
+            max_keepalive_connections=profile.max_connections,
+            keepalive_expiry=KEEP_ALIVE_S,
+        ),
+    )
+
+
+async def _whole(answer: httpx.Response) -> bytes:
+    chunks = bytearray()
+    async for chunk in answer.aiter_bytes():
+        chunks += chunk
+        if len(chunks) > LARGEST_REPLY:
+            raise TransportFailed(f"the reply is longer than {LARGEST_REPLY} bytes", status=answer.status_code)
+    return bytes(chunks)
+
+
+def _same_call(sent: Mapping[str, str], answered: Mapping[str, str]) -> None:
+    """An answer that names another call than ours was mixed up on its way: it must not become ours."""
+    for name in ECHOED:
+        if name in sent and name in answered and answered[name] != sent[name]:
+            raise TransportFailed(
+                f"the answer belongs to another call: {name} is not the one that was sent", status=200
+            )
+
+
+class ModelClients:
+    """The clients of this process by profile name, opened when first asked for."""
+
+    def __init__(self, profiles: Mapping[str, EndpointProfile] | None = None) -> None:
+        self._profiles = dict(profiles or {})
+        self._open: dict[str, ModelClient] = {}
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "ModelClients":
+        """Clients for the profiles of `ROLLBOOK_ENDPOINTS_FILE`; raises ConfigError that names the field."""
+        return cls(load_profiles(settings))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the known profiles."""
+        return sorted(self._profiles)
+
+    def get(self, name: str) -> ModelClient:
+        """The client of a profile; raises ConfigError that names those this worker has."""
+        if name not in self._open:
+            profile = self._profiles.get(name)
+            if profile is None:
+                known = ", ".join(self.names) or "none"
+                raise ConfigError(
+                    f"this worker has no endpoint profile {name!r} (it has: {known}); add it to ROLLBOOK_ENDPOINTS_FILE"
+                )
+            self._open[name] = ModelClient(profile)
+        return self._open[name]
+
+    async def close(self) -> None:
+        """Close every pool."""
+        for client in self._open.values():
+            await client.close()
+        self._open.clear()

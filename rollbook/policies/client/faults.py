@@ -1,0 +1,120 @@
+"""What a server's refusal means."""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from rollbook.policies.client.errors import (
+    AuthFailed,
+    BadRequest,
+    CallError,
+    ContextOverflow,
+    RateLimited,
+    TransportFailed,
+)
+
+OVERFLOW = re.compile(
+    "|".join(
+        (
+            r"context_length_exceeded",
+            r"maximum context length",
+            r"maximum model length",
+            r"(exceeds?|longer than|too large for) (the )?(model'?s? )?(maximum )?context",
+            r"exceed(s|ed)? (the )?(context|max_model_len|available context)",
+            r"context (window|length|size) (was |is )?exceeded",
+            r"(prompt|input) (is )?too long",
+            r"maximum (allowed )?(input|prompt) length",
+            r"maximum input (token )?(length|count)",
+            r"reduce the length of (the|your) (messages|prompt|input)",
+        )
+    ),
+    re.IGNORECASE,
+)
+"""How servers say that a prompt does not fit: OpenAI, vLLM, SGLang, TGI, llama.cpp and gateways before them."""
+
+_CONTEXT_SIZE = re.compile(r"(?:maximum context length|max_model_len)\D{0,30}?(\d{2,9})", re.IGNORECASE)
+
+DEFAULT_RETRY_S = 5.0
+LONGEST_RETRY_S = 600.0
+SHOWN = 600
+
+
+def complaint(body: bytes) -> str:
+    """The server's own words, on one line, shortened."""
+    text = " ".join(_words(body).split())
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+def _words(body: bytes) -> str:
+    plain = body[: 64 * 1024].decode(errors="replace")
+    try:
+        found: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return plain
+    error = found.get("error", found) if isinstance(found, dict) else found
+    if isinstance(error, dict):
+        message = error.get("message") or error.get("detail") or plain
+        code = error.get("code")
+        return f"{message} ({code})" if isinstance(code, str) and code else str(message)
+    return error if isinstance(error, str) else plain
+
+
+def refusal(
+    status: int, body: bytes, headers: Mapping[str, str], max_output_tokens: int | None = None, model: str = ""
+) -> CallError:
+    """The error for an answer that is no success."""
+    said = complaint(body)
+    about = f"HTTP {status}: {said}" if said else f"HTTP {status}"
+    if status in (429, 503):
+        return RateLimited(about, retry_after_s=retry_after_s(headers), status=status, body=body)
+    if status in (401, 403):
+        return AuthFailed(f"{about}; the key of the endpoint profile is not accepted", status=status, body=body)
+    if status in (400, 413, 422) and OVERFLOW.search(said):
+        return _overflow(about, said, status, body, max_output_tokens)
+    if status in (408, 425) or status >= 500:
+        return TransportFailed(about, status=status, body=body)
+    return BadRequest(about + _hint(status, said, model), status=status, body=body)
+
+
+def _overflow(about: str, said: str, status: int, body: bytes, max_output_tokens: int | None) -> CallError:
+    size = _CONTEXT_SIZE.search(said)
+    if size and max_output_tokens is not None and max_output_tokens >= int(size[1]):
+        # No prompt is short enough: a mistake in the settings must not look like an outcome of the policy.
+        hint = f"; sampling.max_output_tokens is {max_output_tokens}, the whole context {size[1]} tokens"
+        return BadRequest(about + hint, status=status, body=body)
+    return ContextOverflow(about, status=status, body=body)
+
+
+def _hint(status: int, said: str, model: str) -> str:
+    if 300 <= status < 400:
+        return "; redirects are not followed: set base_url to where it leads"
+    if status == 404:
+        return f"; is base_url right (it ends in /v1 as a rule), and is the model {model!r} served there?"
+    if re.search(r"return_token_ids|return_meta_info|return_prompt_token_ids|logprobs", said):
+        return "; the endpoint does not know the request for token ids: set api = 'openai' in its profile"
+    if re.search(r"max_completion_tokens|max_tokens", said):
+        return "; api = 'openai' in the profile sends max_completion_tokens, 'vllm' and 'sglang' send max_tokens"
+    return ""
+
+
+def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float:
+    """Seconds to wait by `Retry-After` (seconds or a date) or `Retry-After-Ms`; 5 without one, at most 600."""
+    if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
+        return min(milliseconds / 1000, LONGEST_RETRY_S)
+    said = headers.get("retry-after")
+    if (seconds := _number(said)) is not None:
+        return min(seconds, LONGEST_RETRY_S)
+    if said is not None:
+        try:
+            wait = (parsedate_to_datetime(said) - (now or datetime.now(UTC))).total_seconds()
+        except (ValueError, TypeError):
+            return DEFAULT_RETRY_S
+        return min(max(wait, 0.0), LONGEST_RETRY_S)
+    return DEFAULT_RETRY_S
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text and re.fullmatch(r"\s*\d+(\.\d+)?\s*", text) else None
