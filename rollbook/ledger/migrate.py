@@ -17,10 +17,14 @@ from sqlalchemy import Connection, Engine, create_engine, text
 
 import migrations
 from models.identity import canonical_json
+from rollbook.errors import ConfigError
 
 SQL = Path(__file__).parent / "sql"
 SCRIPTS = ("seals.sql", "guards.sql", "views.sql", "grants.sql")
 """Loaded in this order after the revisions, whenever one of them has changed."""
+
+OLDEST_SERVER = 14
+"""Oldest major version of Postgres: functions with an SQL body, triggers that can be replaced."""
 
 _LOCK = 7_461_203_351
 _KNOWN = text("SELECT to_regprocedure('schema_code()') IS NOT NULL")
@@ -102,6 +106,12 @@ def drop_code(connection: Connection) -> None:
 
 
 def _migrate(connection: Connection, revision: str) -> None:
+    version = connection.scalar(text("SELECT current_setting('server_version_num')::integer"))
+    if version < OLDEST_SERVER * 10_000:
+        raise ConfigError(
+            f"ROLLBOOK_DATABASE_URL: the server is Postgres {version // 10_000}, "
+            f"the ledger needs {OLDEST_SERVER} or newer"
+        )
     if revision == "head" and _is_current(connection):
         return
     drop_code(connection)
