@@ -1,0 +1,40 @@
+"""Workflow code replays the histories of finished runs: a change that would break running episodes is found here.
+
+The histories were recorded with `temporal workflow show -o json` from batches on real desktops: one complete, one
+cancelled, an episode whose first desktop was killed, a cancelled episode, an infeasible task.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowHistory
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.worker import Replayer
+
+from rollbook.plugin import sandbox_runner
+from worker_main import WORKFLOWS
+
+HISTORIES = sorted((Path(__file__).parent.parent / "histories").glob("*.json"))
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("path", HISTORIES, ids=[path.stem for path in HISTORIES])
+async def test_history_replays(path: Path) -> None:
+    stored = _read(path)
+    replayer = Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter, workflow_runner=sandbox_runner())
+    await replayer.replay_workflow(WorkflowHistory.from_json(stored["workflow_id"], stored["history"]))
+
+
+def test_there_are_histories() -> None:
+    assert len(HISTORIES) >= 5
+
+
+def test_histories_carry_references_not_bytes() -> None:
+    for path in HISTORIES:
+        for event in _read(path)["history"]["events"]:
+            assert len(json.dumps(event)) < 16 * 1024, (path.name, event["eventId"])
