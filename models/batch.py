@@ -1,35 +1,18 @@
 """The batch: what people submit, the contract that gives its rollouts their meaning, and its control."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from models.base import Input, Name, Wire
+from models.contract import Purpose, agent_contract, agent_contract_id, difference
 from models.identity import digest
 from models.outcome import RewardMode
+from models.policy import NoopPolicy, OpenAIPolicy, Policy, ReplayPolicy, ScriptedPolicy, SetName
 from models.task import TaskFilter
 
-SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(@[0-9a-f]{8,64})?$", max_length=200)]
-"""A registered name, or `name@digest` (at least 8 digits) to pin one registration of it."""
-
-
-class ScriptedPolicy(Input):
-    """Plays recorded steps per task; the model-free policy for demonstrations and conformance tests."""
-
-    kind: Literal["scripted"]
-    script: SetName
-    """A registered script file, by name or `name@digest`."""
-
-
-class NoopPolicy(Input):
-    """Waits, then answers DONE: the floor that every honest task must score 0 for."""
-
-    kind: Literal["noop"]
-    waits: int = Field(default=0, ge=0, le=10_000)
-    """Steps without an action before DONE."""
-
-
-Policy = Annotated[ScriptedPolicy | NoopPolicy, Field(discriminator="kind")]
+__all__ = ["NoopPolicy", "OpenAIPolicy", "Policy", "ReplayPolicy", "ScriptedPolicy", "difference"]
+"""Also found here, where specs are read."""
 
 
 class Limits(Input):
@@ -85,7 +68,8 @@ class AgentContract(Input):
     action_runtime: Literal["canonical", "exact-input"] = "canonical"
     reward_mode: RewardMode = "binary"
     seed: int = Field(default=0, ge=0, lt=2**53)
-    purpose: Literal["eval", "train"] = "eval"
+    purpose: Purpose = "eval"
+    """What the rollouts are for. `rollout_purpose` is accepted as another name of it."""
 
 
 class BatchSpec(AgentContract):
@@ -103,6 +87,17 @@ class BatchSpec(AgentContract):
     """Allow a relaunch to add tasks or samples."""
     note: str = Field(default="", max_length=500)
     """Free text, shown with the batch."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_purpose(cls, given: Any) -> Any:
+        """Both carriers of the purpose must agree (upstream contract §1.7.19)."""
+        if not isinstance(given, dict) or "rollout_purpose" not in given:
+            return given
+        rest = {name: value for name, value in given.items() if name != "rollout_purpose"}
+        if rest.setdefault("purpose", given["rollout_purpose"]) != given["rollout_purpose"]:
+            raise ValueError("'purpose' and 'rollout_purpose' contradict each other")
+        return rest
 
     @field_validator("note")
     @classmethod
@@ -165,37 +160,65 @@ class Resolved(Wire):
     """What the names in a spec meant at registration; part of the contract."""
 
     script_digest: str | None = None
+    parser_id: str | None = None
     desktop_image: str | None = None
     evaluator_revision: str | None = None
     null_desktop: bool = False
 
 
 def contract_of(spec: BatchSpec, resolved: Resolved) -> dict[str, Any]:
-    """The contract of every rollout of the batch, as plain JSON."""
+    """The contract of every rollout of the batch, as plain JSON.
+
+    Raises ValueError when the spec demands another agent contract.
+    """
     body = spec.model_dump(mode="json", exclude=set(OPERATIONAL))
-    if isinstance(spec.policy, ScriptedPolicy):
-        # the digest is the meaning; the name under which it was registered is not
-        body["policy"] = {"kind": "scripted", "script_digest": resolved.script_digest}
-    return {
+    contract = {
         "schema_version": 1,
         **body,
-        "resolved": resolved.model_dump(mode="json", exclude={"script_digest"}),
+        "policy": _policy_of(spec, resolved, body["policy"]),
+        "resolved": resolved.model_dump(mode="json", exclude={"script_digest", "parser_id"}),
     }
+    _check_agent(spec.policy, contract)
+    return contract
+
+
+def _policy_of(spec: BatchSpec, resolved: Resolved, body: dict[str, Any]) -> dict[str, Any]:
+    policy = spec.policy
+    if isinstance(policy, ScriptedPolicy | ReplayPolicy):
+        # the digest is the meaning; the name under which it was registered is not
+        return {"kind": policy.kind, "script_digest": resolved.script_digest}
+    if isinstance(policy, OpenAIPolicy):
+        agent, sampling = policy.agent(spec.purpose)
+        return {
+            "kind": policy.kind,
+            "model": policy.model,
+            **agent,
+            "parser_id": resolved.parser_id,
+            "sampling": sampling,
+            "parity": policy.parity,
+        }
+    return body
+
+
+def _check_agent(policy: Policy, contract: dict[str, Any]) -> None:
+    wanted = policy.agent_contract_id if isinstance(policy, OpenAIPolicy) else None
+    if wanted is not None and wanted != (found := agent_contract_id(contract)):
+        raise ValueError(
+            f"policy.agent_contract_id: the spec means {found}, not {wanted}; its agent is {agent_contract(contract)}"
+        )
+
+
+def resolved_of(contract: dict[str, Any]) -> Resolved:
+    """What the names of a registered spec meant, from its contract."""
+    policy = contract["policy"]
+    return Resolved(
+        script_digest=policy.get("script_digest"), parser_id=policy.get("parser_id"), **contract["resolved"]
+    )
 
 
 def contract_digest(contract: dict[str, Any]) -> str:
     """Digest of a contract: equal meaning, equal digest."""
     return digest(contract)
-
-
-def difference(old: Any, new: Any, path: str = "") -> list[str]:
-    """Readable difference of two JSON values, one `path: old -> new` per leaf."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        lines: list[str] = []
-        for key in sorted(old.keys() | new.keys()):
-            lines += difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-        return lines
-    return [] if old == new else [f"{path}: {old!r} -> {new!r}"]
 
 
 class RegisterBatch(Wire):

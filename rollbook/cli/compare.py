@@ -1,6 +1,6 @@
 """Whether a spec may be launched under a batch id that exists: the ledger's own rules, asked before anything starts."""
 
-from models.batch import BatchSpec, Resolved, ScriptedPolicy, contract_of, difference
+from models.batch import BatchSpec, ScriptedPolicy, contract_of, difference, resolved_of
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import Ledger
 from rollbook.ledger.queries import BatchRow, Reader
@@ -10,10 +10,12 @@ from rollbook.ledger.selection import Member, Planned, compare, select_tasks
 async def require_same_contract(ledger: Ledger, known: BatchRow, spec: BatchSpec) -> None:
     """Raises SpecConflict with the difference when the batch exists with another contract.
 
-    What only workers can resolve (image, evaluator) is taken from the stored contract: they compare it themselves.
+    What only workers can resolve (image, evaluator, parser, recorded actions) is taken from the stored contract: they
+    compare it themselves.
     """
-    script = await ledger.find_script(spec.policy.script) if isinstance(spec.policy, ScriptedPolicy) else None
-    resolved = Resolved.model_validate(known.contract["resolved"] | {"script_digest": script})
+    resolved = resolved_of(known.contract)
+    if isinstance(spec.policy, ScriptedPolicy):
+        resolved = resolved.model_copy(update={"script_digest": await ledger.find_script(spec.policy.script)})
     if lines := difference(known.contract, contract_of(spec, resolved)):
         raise SpecConflict(
             f"batch {known.batch_id} exists with another contract: {'; '.join(lines)}. "
