@@ -26,6 +26,7 @@ from activities.osworld import OsworldActivities
 from activities.policy import PolicyActivities
 from activities.pump import PumpActivities
 from activities.sandbox import SandboxActivities
+from rollbook import redaction
 from rollbook.errors import RollbookError
 from rollbook.janitor import ensure_janitor
 from rollbook.open import connect_temporal, open_services
@@ -115,11 +116,12 @@ def main() -> int:
     parser.add_argument("--role", choices=ROLES, default="all")
     role = parser.parse_args().role
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    redaction.install()
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per request, with its URL
     try:
         asyncio.run(_main(role))
     except RollbookError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(redaction.redact(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 2
     return 0
 

@@ -24,6 +24,7 @@ from rollbook.errors import (
     LedgerConflict,
     RollbookError,
 )
+from rollbook.redaction import redact
 from rollbook.services import Services
 
 P = ParamSpec("P")
@@ -50,7 +51,7 @@ def reported(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         except RollbookError as error:
             raise to_application_error(error) from error
         except ValidationError as error:  # a record that cannot be written will not become valid by waiting
-            raise ApplicationError(str(error)[:4000], type="InvalidRecord", non_retryable=True) from error
+            raise ApplicationError(redact(str(error))[:4000], type="InvalidRecord", non_retryable=True) from error
 
     return wrapped
 
@@ -64,7 +65,7 @@ def _small(result: R) -> R:
 
 def to_application_error(error: RollbookError) -> ApplicationError:
     """The Temporal error for one of ours; see `reported`."""
-    text = f"{error}"[:4000]
+    text = redact(f"{error}")[:4000]
     if isinstance(error, CapacityBusy):
         return ApplicationError(
             text,

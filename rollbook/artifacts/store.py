@@ -17,10 +17,12 @@ from obstore.store import LocalStore, ObjectStore, from_url
 
 from models.evidence import ArtifactRef
 from rollbook.errors import ArtifactError, ConfigError
+from rollbook.redaction import redact_bytes
 
 ArtifactState = Literal["ok", "missing", "corrupt"]
 
 _DIGEST = re.compile(r"^[0-9a-f]{64}$")
+_TEXT = re.compile(r"text/|application/(json|x-ndjson|xml)\b")
 
 
 def object_path(sha256: str) -> str:
@@ -49,7 +51,9 @@ class ArtifactStore:
         raise ConfigError(f"ROLLBOOK_ARTIFACT_URL: {url!r} is neither file:///directory nor s3://bucket/prefix")
 
     async def put(self, data: bytes, media_type: str) -> ArtifactRef:
-        """Store bytes unless they are there already; returns their reference."""
+        """Store bytes unless they are there already; returns their reference. Text is stored without secrets."""
+        if _TEXT.match(media_type):
+            data = redact_bytes(data)
         sha256 = hashlib.sha256(data).hexdigest()
         with contextlib.suppress(AlreadyExistsError):
             await obstore.put_async(self._store, object_path(sha256), data, mode="create", use_multipart=False)

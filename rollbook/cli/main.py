@@ -9,6 +9,7 @@ from psycopg import errors as postgres
 from sqlalchemy.exc import DBAPIError
 from temporalio.service import RPCError
 
+from rollbook import redaction
 from rollbook.cli.app import app
 from rollbook.cli.failures import INTERRUPTED, NOT_TRUE, WRONG_INPUT, exit_code
 from rollbook.cli.out import clean, note
@@ -19,6 +20,7 @@ _LINE = 4000
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit code. Errors are one line on stderr."""
+    redaction.install()
     try:
         app(arguments)
     except SystemExit as finished:

@@ -11,6 +11,7 @@ from rollbook.cli.failures import Unreachable
 from rollbook.ledger import Ledger
 from rollbook.ledger.queries import Reader
 from rollbook.plugin import RollbookPlugin
+from rollbook.redaction import register_settings
 from rollbook.settings import Settings, load_settings
 from rollbook.stack.connections import ledger_url, temporal_connect_config
 
@@ -19,7 +20,9 @@ CONNECT_S = 15.0
 
 def settings() -> Settings:
     """The settings of this process; raises ConfigError that names each bad variable."""
-    return load_settings()
+    found = load_settings()
+    register_settings(found)
+    return found
 
 
 @asynccontextmanager

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rollbook.redaction import redact
+
 Cell = str | int | float | bool | datetime | None
 
 
@@ -30,7 +32,7 @@ def say(text: str = "") -> None:
 
 def note(text: str) -> None:
     """One line for people on stderr: not part of the result."""
-    print(text, file=sys.stderr)
+    print(redact(text), file=sys.stderr)
 
 
 def print_json(value: Any) -> None:

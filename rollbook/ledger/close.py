@@ -13,7 +13,7 @@ from rollbook.ledger import tables
 from rollbook.ledger.ending import decide, failure, read_batch, record_end
 from rollbook.ledger.fence import lock_rollout
 from rollbook.ledger.identity import trajectory_rollout_id
-from rollbook.ledger.storable import storable
+from rollbook.ledger.storable import told
 
 _LOCK_OPEN_ROWS = text("""
     SELECT rollout_key FROM rollout
@@ -102,7 +102,7 @@ async def close_some(conn: AsyncConnection, batch_id: str, reason: str, chunk: i
         "keeps": [row["keeps_selection"] for row in rows],
     }
     said = {"reason": Infra.CANCELLED.value, "policy_id": RECONCILED_POLICY}
-    detail = {"detail": storable(reason)[:2000], "reward_mode": batch["contract"]["reward_mode"]}
+    detail = {"detail": told(reason)[:2000], "reward_mode": batch["contract"]["reward_mode"]}
     await conn.execute(_END_ROWS, values | said | detail)
     await conn.execute(_DECIDE_ROWS, {"keys": values["keys"], "indexes": indexes} | said)
     await conn.execute(_CLOSE_ROWS, values)

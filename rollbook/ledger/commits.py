@@ -14,7 +14,7 @@ from rollbook.ledger import tables
 from rollbook.ledger.catalog import record_artifacts
 from rollbook.ledger.fence import fence
 from rollbook.ledger.records import Evaluation, ModelCall, StoredCall, StoredEvaluation, StoredTurn
-from rollbook.ledger.storable import storable
+from rollbook.ledger.storable import told
 
 _CALL = tuple(one.name for one in fields(StoredCall))
 _EVALUATION = tuple(name for name in Evaluation.model_fields if name != "log")
@@ -96,7 +96,7 @@ async def commit_turn(
     seen = {name: getattr(observation, name) for name in ("screenshot", "accessibility_tree", "terminal")}
     await record_artifacts(conn, seen.values())
     statuses = [action.get("status") for action in actions]
-    done = storable(actions)
+    done = told(actions)
     statement = insert(tables.turn).values(
         **_key(attempt),
         step=step,

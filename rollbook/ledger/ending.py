@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from models.admission import RECONCILED_POLICY, RUNTIME_POLICY, decide_runtime
 from models.outcome import Infra, OutcomeFacts, classify, earns_new_attempt, reward_of
 from rollbook.ledger import tables
-from rollbook.ledger.storable import storable
+from rollbook.ledger.storable import told
 
 ClosedBy = Literal["episode", "claim", "cancel", "reconcile"]
 State = Literal["final", "running", "waiting"]
@@ -52,7 +52,7 @@ class End:
 def failure(reason: Infra, closed_by: ClosedBy, detail: str) -> End:
     """An end from outside: nothing of the attempt was proven."""
     facts = OutcomeFacts(infrastructure_failure_reason=reason)
-    return End(facts=facts, closed_by=closed_by, detail=storable(detail)[:2000])
+    return End(facts=facts, closed_by=closed_by, detail=told(detail)[:2000])
 
 
 async def decide(conn: AsyncConnection, row: RowMapping, batch: RowMapping, attempt_index: int, end: End) -> End:

@@ -10,7 +10,7 @@ from rollbook.errors import Fenced, LedgerConflict
 from rollbook.ledger import tables
 from rollbook.ledger.ending import End, decide, read_batch, record_end
 from rollbook.ledger.fence import lock_rollout
-from rollbook.ledger.storable import storable
+from rollbook.ledger.storable import told
 
 _COMPARED = (
     "evaluation_completed",
@@ -60,7 +60,7 @@ def _interpret(request: FinalizeRequest, evaluation: RowMapping | None) -> End:
         score=evaluation["score"] if completed and evaluation is not None else None,
         steps=request.steps,
         guest_failed=guest_failed,
-        detail=storable(request.detail)[:2000],
+        detail=told(request.detail)[:2000],
     )
 
 

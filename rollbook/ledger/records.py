@@ -11,16 +11,18 @@ from models.base import Sha256, Wire
 from models.episode import Observation
 from models.evidence import ArtifactRef
 from models.outcome import Infra, NonBlank, TerminalAction
-from rollbook.ledger.storable import storable
+from rollbook.ledger.storable import storable, told
 
 UnitFloat = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 """A finite number within 0..1; bool, NaN and infinities are refused."""
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Clean = Annotated[str, BeforeValidator(storable)]
-"""Text that Postgres can hold, see `rollbook.ledger.storable`."""
-CleanJson = Annotated[dict[str, Any], BeforeValidator(storable)]
-"""JSON that Postgres can hold."""
+Clean = Annotated[str, BeforeValidator(told)]
+"""Text that Postgres can hold, without secrets, see `rollbook.ledger.storable`."""
+CleanJson = Annotated[dict[str, Any], BeforeValidator(told)]
+"""JSON that Postgres can hold, without secrets."""
+Action = Annotated[str, BeforeValidator(storable)]
+"""An action as it will run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class ModelCall(Wire):
     step: int = Field(ge=1)
     parse_attempt: int = Field(default=1, ge=1)
     policy_kind: NonBlank
-    actions: list[Clean] = []
+    actions: list[Action] = []
     """The parsed actions, terminal ones excluded, in their order."""
     terminal_action: TerminalAction | None = None
     policy_stop_reason: NonBlank | None = None

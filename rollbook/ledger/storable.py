@@ -8,6 +8,8 @@ import math
 import re
 from typing import Any
 
+from rollbook.redaction import redact_value
+
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -23,3 +25,8 @@ def storable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [storable(item) for item in value]
     return value
+
+
+def told(value: Any) -> Any:
+    """What others said, storable and without secrets. Actions are not told but done: they are kept as they are."""
+    return redact_value(storable(value))
