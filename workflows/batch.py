@@ -23,7 +23,7 @@ from models.batch import (
 )
 from models.identity import BATCH_ID
 from workflows.control import read_control
-from workflows.shield import shielded
+from workflows.shield import settled, shielded
 
 T = TypeVar("T")
 
@@ -111,10 +111,17 @@ class BenchmarkBatch:
         try:
             change = read_control(workflow.info().workflow_id, verb, options)
         except ValueError as error:
-            self._remark = f"refused signal {verb}: {error}"
-            self._show("running")
+            self._refused(verb, str(error))
             return
-        await self._write(change)
+        try:
+            await self._write(change)
+        except ActivityError as error:
+            # unhandled, it would fail the batch: nobody's signal may do that
+            self._refused(verb, str(error.cause or error))
+
+    def _refused(self, verb: str, why: str) -> None:
+        self._remark = f"refused signal {verb}: {why}"
+        self._show("running")
 
     async def _write(self, change: Control) -> None:
         """Write a change in the order of arrival; one that came before registration waits for it."""
@@ -145,7 +152,7 @@ class BenchmarkBatch:
         )
         refused = ""
         try:
-            return await self._activity(names.REGISTER_BATCH, request, RegisteredBatch, 600, heartbeat_s=60)
+            return await settled(self._activity(names.REGISTER_BATCH, request, RegisteredBatch, 600, heartbeat_s=60))
         except ActivityError as error:
             if not isinstance(error.cause, ApplicationError) or not error.cause.non_retryable:
                 raise
@@ -155,13 +162,15 @@ class BenchmarkBatch:
     async def _pump(self) -> PumpResult:
         assert self._registered is not None
         slice_s = self._registered.slice_s
-        pumped = await self._activity(
-            names.PUMP,
-            PumpRequest(batch_id=self._registered.batch_id, slice_s=slice_s),
-            PumpResult,
-            slice_s + 120,
-            heartbeat_s=self._registered.heartbeat_s,
-            summary="keep the window full",
+        pumped = await settled(
+            self._activity(
+                names.PUMP,
+                PumpRequest(batch_id=self._registered.batch_id, slice_s=slice_s),
+                PumpResult,
+                slice_s + 120,
+                heartbeat_s=self._registered.heartbeat_s,
+                summary="keep the window full",
+            )
         )
         self._counts = pumped.counts
         self._show(pumped.state)
@@ -170,7 +179,13 @@ class BenchmarkBatch:
     async def _close(self) -> None:
         """After a cancel: stop the episodes of the ledger's list and close every open row."""
         request = CloseBatch(batch_id=workflow.info().workflow_id, reason=workflow.cancellation_reason() or "")
-        await shielded(self._activity(names.CLOSE_BATCH, request, Counts, 3600, heartbeat_s=30))
+        try:
+            await shielded(self._activity(names.CLOSE_BATCH, request, Counts, 3600, heartbeat_s=30))
+        except ActivityError as error:
+            unknown = isinstance(error.cause, ApplicationError) and error.cause.type == names.INVALID_INPUT
+            if self._registered is not None or not unknown:
+                raise
+            workflow.logger.info("cancelled before there was anything to close")
 
     async def _finish(self, state: Any, pumped: PumpResult) -> BatchResult:
         await workflow.wait_condition(workflow.all_handlers_finished)
