@@ -4,6 +4,7 @@ Everything here is pure: the same inputs give the same bytes on every machine, s
 rollout can be rendered again and compared hash by hash.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -21,7 +22,12 @@ CoordinateType = Literal["relative", "absolute", "relative_1000", "qwen25"]
 """The space of the model's coordinates: 0..1, pixels of the image as sent, 0..1000, or pixels of the image as
 Qwen2.5-VL's processor resizes it."""
 
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
 FailureKind = Literal["output_truncated", "empty_response", "unparseable"]
+
+WIRE_CONTRACT_ID = "openai-chat-completions-v1"
+"""How all protocols here travel: chat completions, images as `image_url` parts."""
 
 STOP_REASONS: dict[FailureKind, str] = {
     "output_truncated": "model_output_truncated",
@@ -112,21 +118,53 @@ class Parsed:
     thought: str = ""
     action_text: str = ""
 
+    def __post_init__(self) -> None:
+        for name in ("error", "thought", "action_text"):
+            if (text := getattr(self, name)) is not None:
+                object.__setattr__(self, name, clean_text(text))
+
     @property
     def stop_reason(self) -> str | None:
         """The policy stop reason, should this have been the last attempt."""
         return STOP_REASONS[self.failure_kind] if self.failure_kind else None
 
     @property
-    def kept_text(self) -> str:
+    def clean_text(text: str) -> str:
+    """Text that JSON, UTF-8 and Postgres can all hold: NUL and lone surrogates become U+FFFD."""
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+def kept_text(self) -> str:
         """Thought and Action as later prompts show them; the code is never among it (upstream contract §4)."""
         return kept_text(self.thought, self.action_text)
+
+
+def clean_text(text: str) -> str:
+    """Text that JSON, UTF-8 and Postgres can all hold: NUL and lone surrogates become U+FFFD."""
+    return _UNSTORABLE.sub("\ufffd", text)
 
 
 def kept_text(thought: str, action: str) -> str:
     """The text of a turn in later prompts."""
     parts = [("Thought", thought.strip()), ("Action", action.strip())]
     return "\n\n".join(f"## {title}:\n{text}" for title, text in parts if text) or "## Action:\n(none)"
+
+
+def failed(error: str, *, truncated: bool, empty: bool, thought: str = "", action: str = "") -> Parsed:
+    """A reply that cannot be used. Being cut off explains more than being empty, and that more than its form."""
+    if truncated:
+        error = f"the reply was cut off at the token limit ({error})"
+        return Parsed([], None, error, "output_truncated", thought, action)
+    if empty:
+        return Parsed([], None, "the reply was empty", "empty_response", thought, action)
+    return Parsed([], None, error, "unparseable", thought, action)
+
+
+def thinking_switch(options: ProtocolOptions) -> dict[str, Any]:
+    """Body members that switch thinking on or off in chat templates that know `enable_thinking`."""
+    if options.thinking is None:
+        return {}
+    return {"chat_template_kwargs": {"enable_thinking": options.thinking}}
 
 
 class ModelProtocol(Protocol):
