@@ -129,12 +129,7 @@ class Parsed:
         return STOP_REASONS[self.failure_kind] if self.failure_kind else None
 
     @property
-    def clean_text(text: str) -> str:
-    """Text that JSON, UTF-8 and Postgres can all hold: NUL and lone surrogates become U+FFFD."""
-    return _UNSTORABLE.sub("\ufffd", text)
-
-
-def kept_text(self) -> str:
+    def kept_text(self) -> str:
         """Thought and Action as later prompts show them; the code is never among it (upstream contract §4)."""
         return kept_text(self.thought, self.action_text)
 
