@@ -60,8 +60,8 @@ class PumpActivities:
             while True:
                 control = await ledger.batch_control(batch_id)
                 stopping = control.stopping or control.cancelling
-                if not (control.paused or stopping):
-                    await self._fill(batch_id)
+                if not (control.paused or control.cancelling):
+                    await self._fill(batch_id)  # while stopping: only what was queued and never claimed
                 state = await self._state(batch_id, stopping)
                 if state is not None and ending.may_wait() and await ledger.has_desktops(batch_id):
                     state = None

@@ -25,7 +25,7 @@ _STARTABLE = text(f"""
 _STALE = text(f"""
     SELECT {_COLUMNS}
     FROM batch JOIN rollout USING (batch_id)
-    WHERE batch_id = :batch_id AND state = 'queued' AND NOT (stopping OR cancelling)
+    WHERE batch_id = :batch_id AND state = 'queued' AND NOT cancelling
         AND queued_at < now() - make_interval(secs => :older_than_s)
     ORDER BY queued_at
     LIMIT :limit
@@ -34,8 +34,10 @@ _STALE = text(f"""
 _MARK = text("""
     UPDATE rollout SET state = 'queued', queued_at = now()
     WHERE rollout_key IN (
-        SELECT rollout_key FROM rollout WHERE rollout_key = ANY(:keys) AND state = ANY(:states)
-        ORDER BY rollout_key FOR NO KEY UPDATE)
+        SELECT rollout_key FROM rollout JOIN batch USING (batch_id)
+        WHERE rollout_key = ANY(:keys) AND state = ANY(:states)
+            AND (state = 'queued' OR NOT (stopping OR cancelling))
+        ORDER BY rollout_key FOR NO KEY UPDATE OF rollout)
         AND state = ANY(:states)
     RETURNING rollout_key
 """).bindparams(bindparam("keys", type_=ARRAY(TEXT)), bindparam("states", type_=ARRAY(TEXT)))
@@ -48,13 +50,18 @@ async def startable(conn: AsyncConnection, batch_id: str, limit: int) -> list[St
 
 
 async def stale_queued(conn: AsyncConnection, batch_id: str, older_than_s: float, limit: int) -> list[StartRow]:
-    """Rows that were queued a while ago and never claimed: to be started again (which is harmless)."""
+    """Rows that were queued a while ago and never claimed: to be started again (which is harmless).
+
+    Also while the batch is stopping: the claim then puts the row back to waiting, and the stop has an end.
+    """
     rows = await conn.execute(_STALE, {"batch_id": batch_id, "older_than_s": older_than_s, "limit": limit})
     return [StartRow(**row) for row in rows.mappings()]
 
 
 async def mark_queued(conn: AsyncConnection, keys: Iterable[str], *, again: bool = False) -> list[str]:
     """waiting → queued, after the Episode was started; rows that went on meanwhile are left alone.
+
+    So are waiting rows of a batch that is stopping: a refused claim has put them back, and nobody comes for them.
 
     `again` renews the time of rows that are queued already. Returns the keys that changed.
     """
