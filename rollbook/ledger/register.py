@@ -7,9 +7,10 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.batch import RegisterBatch, Resolved, contract_digest, contract_of, difference
-from models.identity import BATCH_ID, derived_group_id
+from models.identity import BATCH_ID
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import tables
+from rollbook.ledger.caller import Identity, identities, require_identity
 from rollbook.ledger.catalog import find_task_set
 from rollbook.ledger.records import Registered
 from rollbook.ledger.selection import Member, Planned, compare, select_tasks
@@ -23,17 +24,19 @@ PLAN_DIGEST = """
 """Digest over everything that is planned and never changes; a lost or exchanged row changes it."""
 
 _PLAN = text("""
-    INSERT INTO rollout (rollout_key, batch_id, domain, task_id, sample, task_digest, group_id, rollout_index,
-                         plan_order)
+    INSERT INTO rollout (rollout_key, batch_id, domain, task_id, sample, task_digest, identity_source,
+                         sampling_event_id, source_group_id, group_id, rollout_index, plan_order)
     SELECT concat_ws('/', CAST(:batch_id AS text), domain, task_id, sample), :batch_id, domain, task_id, sample,
-           task_digest, group_id, sample, CAST(:first AS integer) + row_number() OVER (ORDER BY sample, place) - 1
-    FROM unnest(CAST(:domains AS text[]), CAST(:ids AS text[]), CAST(:digests AS text[]), CAST(:groups AS text[]))
-         WITH ORDINALITY AS task (domain, task_id, task_digest, group_id, place)
+           task_digest, CASE WHEN event IS NULL THEN 'derived' ELSE 'caller' END, event, source, group_id, sample,
+           CAST(:first AS integer) + row_number() OVER (ORDER BY sample, place) - 1
+    FROM unnest(CAST(:domains AS text[]), CAST(:ids AS text[]), CAST(:digests AS text[]), CAST(:events AS text[]),
+                CAST(:sources AS text[]), CAST(:groups AS text[]))
+         WITH ORDINALITY AS task (domain, task_id, task_digest, event, source, group_id, place)
     CROSS JOIN generate_series(0, CAST(:samples AS integer) - 1) AS sample
     WHERE NOT EXISTS (
         SELECT FROM rollout AS old
         WHERE old.batch_id = :batch_id AND old.task_id = task.task_id AND old.sample = sample.sample)
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (rollout_key) DO NOTHING
 """)
 
 
@@ -47,19 +50,49 @@ async def register_batch(
     """
     if not BATCH_ID.match(request.batch_id):
         raise InvalidInput(f"batch_id: {request.batch_id!r}: letters, digits, '_', '.' and '-' only")
+    if await _launched(conn, request):
+        return await _registered(conn, request.batch_id, 0)
     task_set = await find_task_set(conn, request.spec.task_set)
     chosen = select_tasks(await _members(conn, task_set.set_digest), request.spec.tasks)
-    contract = contract_of(request.spec, resolved)
+    identity = identities(request.spec, [task.task_id for task in chosen])
+    try:
+        contract = contract_of(request.spec, resolved)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from error
     await _open(conn, request, deployment_id, contract)
     await _lock(conn, request, deployment_id, contract)
     compare(await _planned(conn, request.batch_id), chosen, request.spec.samples, extend=request.spec.extend)
-    added = await _plan(conn, request, chosen)
+    await require_identity(conn, request.batch_id, identity)
+    added = await _plan(conn, request, chosen, identity)
     await _launch(conn, request, deployment_id, task_set.set_digest, added)
+    return await _registered(conn, request.batch_id, added)
+
+
+async def _registered(conn: AsyncConnection, batch_id: str, added: int) -> Registered:
     counts = select(func.count(), func.count().filter(tables.rollout.c.state == "final")).where(
-        tables.rollout.c.batch_id == request.batch_id
+        tables.rollout.c.batch_id == batch_id
     )
     planned, final = (await conn.execute(counts)).one()
-    return Registered(batch_id=request.batch_id, planned=planned, added=added, final=final)
+    return Registered(batch_id=batch_id, planned=planned, added=added, final=final)
+
+
+async def _launched(conn: AsyncConnection, request: RegisterBatch) -> bool:
+    """Whether this launch is registered: what its names mean was settled then, whatever they mean by now."""
+    launches = tables.registration
+    known = select(launches.c.launch_index).where(
+        launches.c.batch_id == request.batch_id, launches.c.launch_id == request.launch_id
+    )
+    return await conn.scalar(known) is not None
+
+
+async def launched_spec(conn: AsyncConnection, batch_id: str) -> dict[str, Any]:
+    """The spec of the newest launch; raises InvalidInput for an unknown batch."""
+    launch = tables.registration
+    query = select(launch.c.spec).where(launch.c.batch_id == batch_id).order_by(launch.c.launch_index.desc()).limit(1)
+    found = await conn.scalar(query)
+    if found is None:
+        raise InvalidInput(f"batch_id: no batch {batch_id!r}")
+    return dict(found)
 
 
 async def _members(conn: AsyncConnection, set_digest: str) -> list[Member]:
@@ -108,18 +141,23 @@ async def _planned(conn: AsyncConnection, batch_id: str) -> list[Planned]:
     return [Planned(*found) for found in await conn.execute(query)]
 
 
-async def _plan(conn: AsyncConnection, request: RegisterBatch, chosen: list[Member]) -> int:
+async def _plan(
+    conn: AsyncConnection, request: RegisterBatch, chosen: list[Member], identity: dict[str, Identity]
+) -> int:
     row = tables.rollout
     first = await conn.scalar(
         select(func.coalesce(func.max(row.c.plan_order) + 1, 0)).where(row.c.batch_id == request.batch_id)
     )
+    own = [identity[task.task_id] for task in chosen]
     values = {
         "batch_id": request.batch_id,
         "first": first,
         "domains": [task.domain for task in chosen],
         "ids": [task.task_id for task in chosen],
         "digests": [task.task_digest for task in chosen],
-        "groups": [derived_group_id(task.task_id) for task in chosen],
+        "events": [one.event for one in own],
+        "sources": [one.source_group for one in own],
+        "groups": [one.group for one in own],
         "samples": request.spec.samples,
     }
     return (await conn.execute(_PLAN, values)).rowcount
@@ -130,10 +168,7 @@ async def _launch(
 ) -> None:
     """Once per launch: note it, clear the control flags of earlier launches, take over operational values."""
     launches = tables.registration
-    known = select(launches.c.launch_index).where(
-        launches.c.batch_id == request.batch_id, launches.c.launch_id == request.launch_id
-    )
-    if await conn.scalar(known) is not None:
+    if await _launched(conn, request):  # by a delivery that held the lock before us
         return
     newest = select(func.coalesce(func.max(launches.c.launch_index), 0)).where(launches.c.batch_id == request.batch_id)
     planned = select(func.count()).select_from(tables.rollout).where(tables.rollout.c.batch_id == request.batch_id)
