@@ -12,7 +12,8 @@ from rollbook.errors import InvalidInput
 Selector = Literal["masked", "failed", "all"]
 
 _ROWS = """
-    SELECT rollout.rollout_key, state, coalesce(decision.admitted, false) AS admitted
+    SELECT rollout.rollout_key, state, coalesce(decision.admitted, false) AS admitted,
+           coalesce(outcome.runtime_eligible, false) AS counted_once
     FROM rollout
     LEFT JOIN outcome ON outcome.rollout_key = rollout.rollout_key
         AND outcome.attempt_index = rollout.selected_attempt
@@ -39,9 +40,9 @@ _NAMED = text(_ROWS.format(condition="rollout.rollout_key = ANY(:keys)")).bindpa
 
 _REQUEST = text("""
     INSERT INTO rerun_request (rollout_key, after_attempt, supersede, reason, requested_by, row_digest)
-    SELECT rollout_key, current_attempt, rollout_key = ANY(:admitted), :reason, :requested_by, ''
+    SELECT rollout_key, current_attempt, rollout_key = ANY(:superseded), :reason, :requested_by, ''
     FROM rollout WHERE rollout_key = ANY(:keys) AND state = 'final'
-""").bindparams(bindparam("keys", type_=ARRAY(TEXT)), bindparam("admitted", type_=ARRAY(TEXT)))
+""").bindparams(bindparam("keys", type_=ARRAY(TEXT)), bindparam("superseded", type_=ARRAY(TEXT)))
 
 _WAIT = text("UPDATE rollout SET state = 'waiting' WHERE rollout_key = ANY(:keys)").bindparams(
     bindparam("keys", type_=ARRAY(TEXT))
@@ -62,7 +63,8 @@ async def request_rerun(
     """Ask for final rollouts to run again; the keys that now wait.
 
     `which`: `masked` (not admitted), `failed` (masked by a failure outside the policy), `all`, or rollout keys.
-    Admitted ones run again only with `supersede`, and then count as superseded. Raises InvalidInput otherwise.
+    Admitted ones run again only with `supersede`, and then count as superseded. Raises InvalidInput otherwise. What was
+    eligible and has been masked by a later decision may run again, and counts as superseded as well.
     """
     if not reason.strip() or not requested_by.strip():
         raise InvalidInput("reason: say why and who asks; a rerun is on record for good")
@@ -84,7 +86,8 @@ async def request_rerun(
     keys = [row["rollout_key"] for row in rows]
     if keys:
         said = {"reason": reason, "requested_by": requested_by}
-        await conn.execute(_REQUEST, {"keys": keys, "admitted": admitted} | said)
+        superseded = [row["rollout_key"] for row in rows if row["admitted"] or row["counted_once"]]
+        await conn.execute(_REQUEST, {"keys": keys, "superseded": superseded} | said)
         await conn.execute(_WAIT, {"keys": keys})
         await conn.execute(_REOPEN, {"batch_id": batch_id})
     return keys
