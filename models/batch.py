@@ -1,10 +1,12 @@
 """The batch: what people submit, the contract that gives its rollouts their meaning, and its control."""
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from models.base import Input, Name, Wire
+from models.caller import CallerIdentity
 from models.contract import Purpose, agent_contract, agent_contract_id, difference
 from models.identity import digest
 from models.outcome import RewardMode
@@ -85,6 +87,8 @@ class BatchSpec(AgentContract):
     """Attempts per rollout since the last rerun request."""
     extend: bool = False
     """Allow a relaunch to add tasks or samples."""
+    identity: CallerIdentity | None = None
+    """A trainer's own identity of the rollouts; without it they get a derived one, which is never trained on."""
     note: str = Field(default="", max_length=500)
     """Free text, shown with the batch."""
 
@@ -107,7 +111,7 @@ class BatchSpec(AgentContract):
         return value
 
 
-OPERATIONAL = frozenset({"task_set", "tasks", "samples", "concurrency", "max_attempts", "extend", "note"})
+OPERATIONAL = frozenset({"task_set", "tasks", "samples", "concurrency", "max_attempts", "extend", "identity", "note"})
 """Keys of a spec that do not change what one rollout means: outside the contract."""
 
 
@@ -115,10 +119,25 @@ def read_spec(raw: Any) -> BatchSpec:
     """Validate a spec as any client sends it; raises ValueError with one line per wrong field."""
     if not isinstance(raw, dict):
         raise ValueError("the input must be one JSON object: the batch spec")
+    if where := _unstorable(raw, ""):
+        raise ValueError(f"{where}: must not contain NUL or half a character")
     try:
         return BatchSpec.model_validate(raw)
     except ValidationError as error:
         raise ValueError(explain(error)) from error
+
+
+def _unstorable(value: Any, path: str) -> str | None:
+    """Place of the first text that Postgres cannot hold, keys included; None without any."""
+    if isinstance(value, str):
+        return (path or "spec") if re.search("[\x00\ud800-\udfff]", value) else None
+    if isinstance(value, dict):
+        keys = (_unstorable(key, path) for key in value)
+        items = (_unstorable(item, f"{path}.{key}" if path else str(key)) for key, item in value.items())
+        return next((found for found in (*keys, *items) if found), None)
+    if isinstance(value, list):
+        return next((found for item in value if (found := _unstorable(item, path))), None)
+    return None
 
 
 def explain(error: ValidationError) -> str:
