@@ -1,16 +1,19 @@
 """The ledger's part of an episode and of a batch's registration: claim, finalize, register."""
 
+from typing import Any
+
 from temporalio import activity
 
 from activities.support import Activities, beating, reported, run_id, workflow_id
 from models import names
-from models.batch import BatchSpec, RegisterBatch, RegisteredBatch, Resolved, ScriptedPolicy
+from models.batch import BatchSpec, RegisterBatch, RegisteredBatch, Resolved
 from models.episode import Claimed, ClaimRequest, EpisodePlan, Finalized, FinalizeRequest
 from models.task import Task
 from models.web import needs_web
 from rollbook.errors import InvalidInput
 from rollbook.ledger.records import Claim
 from rollbook.ledger.selection import Member, select_tasks
+from rollbook.policies.resolve import contract_for, resolve_policy
 from rollbook.sandboxes.image import image_tag
 from rollbook.services import Services
 from rollbook.settings import Settings
@@ -51,6 +54,7 @@ class LedgerActivities:
         settings = self._services.settings
         async with beating():
             resolved = await self._resolve(request.spec)
+            contract_for(request.spec, resolved)  # refuses an agent that the spec does not want
             await self._require_web(request.spec)
             done = await self._services.ledger.register_batch(
                 request, deployment_id=settings.deployment_id, resolved=resolved
@@ -67,19 +71,17 @@ class LedgerActivities:
 
     async def _resolve(self, spec: BatchSpec) -> Resolved:
         """What the names in the spec mean now."""
-        script = None
-        if isinstance(spec.policy, ScriptedPolicy):
-            script = await self._services.ledger.find_script(spec.policy.script)
+        meant = await resolve_policy(spec, self._services.ledger, self._services.models.names)
         if spec.desktop.provider not in self._services.providers:
             raise InvalidInput(
                 f"desktop.provider: no worker here has {spec.desktop.provider!r}; there is "
                 f"{', '.join(sorted(self._services.providers))} (the do-nothing desktop: ROLLBOOK_ALLOW_NULL_DESKTOP=1)"
             )
         if spec.desktop.provider == "null":
-            return Resolved(script_digest=script, evaluator_revision="null", null_desktop=True)
+            return Resolved(**meant, evaluator_revision="null", null_desktop=True)
         evaluator = self._services.evaluator
         return Resolved(
-            script_digest=script,
+            **meant,
             desktop_image=spec.desktop.image
             or self._services.settings.desktop_image
             or image_tag(spec.desktop.variant),
@@ -114,7 +116,7 @@ class LedgerActivities:
             instruction=str(claim.document["instruction"])[:500],
             max_steps=limits["max_steps"],
             deadline_s=limits["deadline_s"],
-            model_timeout_s=limits["model_timeout_s"],
+            model_timeout_s=_decide_timeout_s(claim.contract),
             action_timeout_s=limits["action_timeout_s"],
             setup_timeout_s=limits["setup_timeout_s"],
             evaluate_timeout_s=limits["evaluate_timeout_s"],
@@ -131,6 +133,12 @@ class LedgerActivities:
 
 def _member(task: Task) -> Member:
     return Member(domain=task.domain, task_id=task.task_id, task_digest=task.task_digest)
+
+
+def _decide_timeout_s(contract: dict[str, Any]) -> float:
+    """Longest time that all calls of one step may take; each of them has the limit of its own."""
+    options = contract["policy"].get("options") or {}
+    return float(contract["limits"]["model_timeout_s"]) * int(options.get("parse_retries", 1))
 
 
 def _start_timeout_s(settings: Settings) -> float:

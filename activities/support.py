@@ -24,6 +24,7 @@ from rollbook.errors import (
     LedgerConflict,
     RollbookError,
 )
+from rollbook.policies.client import RateLimited
 from rollbook.redaction import redact
 from rollbook.services import Services
 
@@ -70,6 +71,13 @@ def to_application_error(error: RollbookError) -> ApplicationError:
         return ApplicationError(
             text,
             type="CapacityBusy",
+            next_retry_delay=timedelta(seconds=error.retry_after_s),
+            category=ApplicationErrorCategory.BENIGN,
+        )
+    if isinstance(error, RateLimited):  # the server wants to be asked later: not a failure, so never an attempt
+        return ApplicationError(
+            text,
+            type="RateLimited",
             next_retry_delay=timedelta(seconds=error.retry_after_s),
             category=ApplicationErrorCategory.BENIGN,
         )

@@ -1,10 +1,11 @@
 """Whether a spec may be launched under a batch id that exists: the ledger's own rules, asked before anything starts."""
 
-from models.batch import BatchSpec, ScriptedPolicy, contract_of, difference, resolved_of
+from models.batch import BatchSpec, ScriptedPolicy, difference, resolved_of
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import Ledger
 from rollbook.ledger.queries import BatchRow, Reader
 from rollbook.ledger.selection import Member, Planned, compare, select_tasks
+from rollbook.policies.resolve import contract_for
 
 
 async def require_same_contract(ledger: Ledger, known: BatchRow, spec: BatchSpec) -> None:
@@ -16,7 +17,7 @@ async def require_same_contract(ledger: Ledger, known: BatchRow, spec: BatchSpec
     resolved = resolved_of(known.contract)
     if isinstance(spec.policy, ScriptedPolicy):
         resolved = resolved.model_copy(update={"script_digest": await ledger.find_script(spec.policy.script)})
-    if lines := difference(known.contract, contract_of(spec, resolved)):
+    if lines := difference(known.contract, contract_for(spec, resolved)):
         raise SpecConflict(
             f"batch {known.batch_id} exists with another contract: {'; '.join(lines)}. "
             "Submit the same spec to resume it, or choose a new batch id"

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from models.batch import BatchSpec, Resolved, ScriptedPolicy, contract_digest, contract_of
+from models.batch import BatchSpec, NoopPolicy, Resolved, contract_digest
 from rollbook.cli.opening import open_ledger
 from rollbook.cli.out import note
 from rollbook.errors import ConfigError
+from rollbook.policies.resolve import contract_for, resolve_policy
 from rollbook.settings import Settings
 
 
@@ -21,25 +22,25 @@ async def resolve(found: Settings, batch_id: str, spec: BatchSpec) -> dict[str, 
         "batch_id": batch_id,
         "spec": spec.model_dump(mode="json"),
         "resolved": resolved.model_dump(mode="json"),
-        "contract_digest": None if unknown else contract_digest(contract_of(spec, resolved)),
+        "contract_digest": None if unknown else contract_digest(contract_for(spec, resolved)),
     }
 
 
 async def _resolved(found: Settings, spec: BatchSpec) -> tuple[Resolved, list[str]]:
     unknown: list[str] = []
-    script = None
-    if isinstance(spec.policy, ScriptedPolicy):
+    meant: dict[str, Any] = {}
+    if not isinstance(spec.policy, NoopPolicy):
         try:
             async with open_ledger(found) as ledger:
-                script = await ledger.find_script(spec.policy.script)
+                meant = await resolve_policy(spec, ledger)
         except ConfigError as error:
             unknown.append(str(error))
     if spec.desktop.provider == "null":
-        return Resolved(script_digest=script, evaluator_revision="null", null_desktop=True), unknown
+        return Resolved(**meant, evaluator_revision="null", null_desktop=True), unknown
     revision = await _evaluator_revision()
     if revision is None:
         unknown.append("the evaluator is not installed here (`make setup`)")
-    return Resolved(script_digest=script, desktop_image=_image(found, spec), evaluator_revision=revision), unknown
+    return Resolved(**meant, desktop_image=_image(found, spec), evaluator_revision=revision), unknown
 
 
 def _image(found: Settings, spec: BatchSpec) -> str:

@@ -27,6 +27,7 @@ from rollbook.ledger import (
     rerun,
     sandboxes,
 )
+from rollbook.ledger import recorded as recording
 from rollbook.ledger.engine import create_engine, reading, transaction
 from rollbook.ledger.records import (
     AttemptContext,
@@ -107,6 +108,11 @@ class Ledger:
         """Plan every rollout of a batch, or find it planned; raises InvalidInput or SpecConflict."""
         async with transaction(self.engine) as conn:
             return await register.register_batch(conn, request, deployment_id=deployment_id, resolved=resolved)
+
+    async def launched_spec(self, batch_id: str) -> dict[str, Any]:
+        """The spec of the newest launch: what a contract leaves out, such as the endpoint."""
+        async with reading(self.engine) as conn:
+            return await recording.launched_spec(conn, batch_id)
 
     async def set_control(self, change: Control) -> None:
         """Write a control change."""
@@ -239,6 +245,16 @@ class Ledger:
         """The committed evaluation of an attempt; None before it."""
         async with reading(self.engine) as conn:
             return await commits.find_evaluation(conn, attempt)
+
+    async def rollouts_of(self, batch_id: str) -> list[recording.Row]:
+        """The planned rollouts of a batch, in plan order."""
+        async with reading(self.engine) as conn:
+            return await recording.rollouts_of(conn, batch_id)
+
+    async def recorded(self, rollout_key: str, attempt: int | None = None) -> recording.Recorded:
+        """Everything about one attempt, the selected one by default; raises InvalidInput."""
+        async with transaction(self.engine) as conn:
+            return await recording.recorded(conn, rollout_key, attempt)
 
     # --- desktops -------------------------------------------------------------------------------------------
 

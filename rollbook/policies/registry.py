@@ -6,6 +6,8 @@ from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
 from rollbook.ledger.records import AttemptContext
 from rollbook.policies.base import Policy
+from rollbook.policies.client import ModelClients
+from rollbook.policies.model import ModelPolicy
 from rollbook.policies.noop import NoopPolicy
 from rollbook.policies.scripted import ScriptedPolicy, read_script
 
@@ -15,12 +17,20 @@ class Sources(Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """Where registered scripts are read from."""
+        """Where registered scripts and specs are read from."""
+        ...
+
+    @property
+    def models(self) -> ModelClients:
+        """Clients of the endpoint profiles that this worker has."""
         ...
 
 
 async def policy_for(context: AttemptContext, services: Sources) -> Policy:
-    """The policy of an attempt; raises InvalidInput for a kind that this version does not know."""
+    """The policy of an attempt.
+
+    Raises InvalidInput for a kind that this version does not know, ConfigError when this worker lacks the endpoint.
+    """
     policy = context.contract["policy"]
     kind = policy["kind"]
     if kind == "noop":
@@ -28,4 +38,8 @@ async def policy_for(context: AttemptContext, services: Sources) -> Policy:
     if kind in ("scripted", "replay"):
         script = read_script(await services.ledger.script_body(policy["script_digest"]))
         return ScriptedPolicy(script.tasks.get(context.task_id, script.default), name=kind)
+    if kind == "openai":
+        # the newest launch says where the model is served: the contract does not depend on it
+        endpoint = (await services.ledger.launched_spec(context.batch_id))["policy"]["endpoint"]
+        return ModelPolicy(context, services.models.get(endpoint))
     raise InvalidInput(f"policy.kind: {kind!r} is unknown to this version")

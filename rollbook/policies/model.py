@@ -1,0 +1,247 @@
+"""A model decides: plan the history, render the prompt, call, parse; again while a step has tries left.
+
+Every call is a row of its own, committed before the next one is made. What a step does next follows from its rows
+alone, so a worker that takes over after a crash goes on where the other one was (upstream contract §1.6, DESIGN §3).
+"""
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from models.contract import agent_contract_id
+from models.identity import canonical_json
+from rollbook.errors import ModelCallFailed, ModelTimeout
+from rollbook.evidence.media import media_id
+from rollbook.ledger.records import AttemptContext, StoredCall
+from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, PlannedCall, Screen, Task
+from rollbook.policies.base import Answer, CallLog, Turn
+from rollbook.policies.client import CallError, ChatReply, ChatRequest, ContextOverflow, ModelClient, RateLimited
+from rollbook.policies.client.request import MEDIA_SCHEME, request_body, serialise
+from rollbook.policies.imaging import png_size, scale_png
+from rollbook.policies.protocols.base import MediaRef, ReplyView
+
+LONGEST_PAUSE_S = 20.0
+"""Between two tries after transport failures: 1, 2, 4, … seconds, at most this."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A call that was made, and what it was made of."""
+
+    planned: PlannedCall
+    screen: Screen
+    image: bytes
+    request: ChatRequest
+    prompt: bytes
+    latency_s: float
+
+
+class ModelPolicy:
+    """Asks the contract's model through one endpoint."""
+
+    def __init__(self, context: AttemptContext, client: ModelClient) -> None:
+        self._context = context
+        self._client = client
+        self._agent = Agent(context.contract)
+        self._task = Task(context.rollout_key, context.attempt_index, str(context.task["instruction"]))
+        self._timeout_s = float(context.contract["limits"]["model_timeout_s"])
+
+    async def decide(self, turn: Turn, log: CallLog) -> StoredCall:
+        """The call that decides the step.
+
+        Raises ModelTimeout; ModelCallFailed when the last try had no reply; RateLimited, which leaves no row.
+        """
+        calls = await log.until_now()
+        png = await turn.read_artifact(turn.observation.screenshot.sha256)
+        screen, image = await asyncio.to_thread(self._seen, png)
+        while True:
+            failures = self._check(calls, turn.step)
+            if failures:
+                await asyncio.sleep(min(2.0 ** (failures - 1), LONGEST_PAUSE_S))
+            planned = self._agent.next_call(self._task, turn.step, screen, calls)
+            answer = await self._ask(turn, planned, screen, image)
+            stored = await log.commit(answer, planned.number)
+            if stored.decides:
+                return stored
+            calls.append(stored)
+
+    def _seen(self, png: bytes) -> tuple[Screen, bytes]:
+        image, (width, height) = scale_png(png, max_pixels=self._agent.options.max_image_pixels)
+        media = MediaRef(media_id(image), hashlib.sha256(image).hexdigest(), width, height)
+        return Screen(media, png_size(png)), image
+
+    def _check(self, calls: list[StoredCall], step: int) -> int:
+        """Raises when the last fact of the step ends it; else how many transport failures came last in a row."""
+        ours = [call for call in calls if call.step == step]
+        if not ours:
+            return 0
+        last, error = ours[-1], ours[-1].parse_error or ours[-1].summary
+        if last.failure_kind == TIMEOUT:
+            raise ModelTimeout(error)
+        if last.failure_kind != TRANSPORT:
+            return 0
+        if not (last.telemetry or {}).get("repeatable") or self._agent.exhausted(calls, step):
+            raise ModelCallFailed(error)
+        kinds = [call.failure_kind for call in reversed(ours)]
+        return next((count for count, kind in enumerate(kinds) if kind != TRANSPORT), len(kinds))
+
+    async def _ask(self, turn: Turn, planned: PlannedCall, screen: Screen, image: bytes) -> Answer:
+        request = ChatRequest(
+            model=self._agent.model,
+            messages=planned.messages,
+            media=await self._media(turn, planned, screen, image),
+            tools=planned.tools,
+            sampling=planned.sampling,
+            timeout_s=self._timeout_s,
+            correlation=self._correlation(turn.step, planned),
+        )
+        prompt = serialise(request_body(request, self._client.profile.api))
+        began = time.monotonic()
+
+        def made() -> _Made:
+            return _Made(planned, screen, image, request, prompt, time.monotonic() - began)
+
+        try:
+            reply = await self._client.chat(request)
+        except RateLimited:
+            raise
+        except ContextOverflow as error:
+            return self._overflow(made(), error)
+        except CallError as error:
+            return self._failed(made(), error, TRANSPORT, repeatable=error.repeatable)
+        except ModelTimeout as error:
+            return self._failed(made(), error, TIMEOUT, repeatable=False)
+        return self._replied(made(), reply)
+
+    async def _media(self, turn: Turn, planned: PlannedCall, screen: Screen, image: bytes) -> dict[str, bytes]:
+        wanted = set(media_of(planned.messages)) - {screen.media.sha256}
+        read = await asyncio.gather(*(turn.read_artifact(sha256) for sha256 in sorted(wanted)))
+        return dict(zip(sorted(wanted), read, strict=True)) | {screen.media.sha256: image}
+
+    def _correlation(self, step: int, planned: PlannedCall) -> dict[str, object]:
+        context, agent = self._context, self._agent
+        return {
+            "run_id": context.batch_id,
+            "adapter": "rollbook",
+            "rollout_purpose": context.contract["purpose"],
+            "sampling_event_id": context.sampling_event_id,
+            "source_group_id": context.source_group_id,
+            "execution_id": context.execution_id,
+            "rollout_id": context.trajectory_rollout_id,
+            "rollout_key": context.rollout_key,
+            "group_id": context.group_id,
+            "rollout_index": context.rollout_index,
+            "attempt_index": context.attempt_index - 1,
+            "task_id": context.task_id,
+            "domain": context.domain,
+            "task_attempt": context.attempt_index,
+            "step": step,
+            "parse_attempt": planned.number,
+            "agent_contract_id": agent_contract_id(context.contract),
+            "history_policy_id": agent.history.policy_id,
+            "model_protocol_id": agent.protocol.protocol_id,
+        }
+
+    def _replied(self, made: _Made, reply: ChatReply) -> Answer:
+        view = ReplyView(reply.content, reply.reasoning, reply.tool_calls, reply.finish_reason)
+        parsed = self._agent.protocol.parse(view, made.screen.size, made.screen.sent)
+        failed = parsed.failure_kind is not None
+        return Answer(
+            actions=[] if failed else parsed.actions,
+            terminal_action=None if failed else parsed.terminal_action,
+            policy_stop_reason=parsed.stop_reason if made.planned.last_sample else None,
+            response=reply.raw,
+            model_name=self._agent.model,
+            parse_error=parsed.error if failed else None,
+            failure_kind=parsed.failure_kind,
+            finish_reason=reply.finish_reason,
+            prompt=reply.request,
+            image=made.image,
+            tokens=_tokens(reply),
+            model_version=reply.model_version,
+            prompt_tokens=reply.tokens("prompt"),
+            completion_tokens=reply.tokens("completion"),
+            latency_s=reply.latency_s,
+            telemetry=self._telemetry(made)
+            | {
+                "served_model": reply.model_name,
+                "queued_s": reply.queued_s,
+                "usage": reply.usage,
+                "sent_digest": reply.sent_digest,
+                "token_problems": list(reply.token_evidence_problems),
+            },
+            said={
+                "content": reply.content,
+                "reasoning": reply.reasoning,
+                "tool_calls": reply.tool_calls,
+                "thought": parsed.thought,
+                "action_text": parsed.action_text,
+                "kept_text": parsed.kept_text,
+            },
+        )
+
+    def _overflow(self, made: _Made, error: ContextOverflow) -> Answer:
+        """The context did not fit: fewer images, planned again from the state that the step began with."""
+        smaller = made.planned.smaller
+        return Answer(
+            policy_stop_reason="model_context_overflow" if smaller is None else None,
+            response=error.body or None,
+            model_name=self._agent.model,
+            completed=False,
+            parse_error=str(error),
+            failure_kind=OVERFLOW,
+            prompt=made.prompt,
+            image=made.image,
+            latency_s=made.latency_s,
+            telemetry=self._telemetry(made) | {"status": error.status, "next_max_images": smaller},
+        )
+
+    def _failed(self, made: _Made, error: CallError | ModelTimeout, kind: str, *, repeatable: bool) -> Answer:
+        status, body = (error.status, error.body) if isinstance(error, CallError) else (None, b"")
+        return Answer(
+            response=body or None,
+            model_name=self._agent.model,
+            completed=False,
+            parse_error=str(error),
+            failure_kind=kind,
+            prompt=made.prompt,
+            image=made.image,
+            latency_s=made.latency_s,
+            telemetry=self._telemetry(made)
+            | {"status": status, "error_type": type(error).__name__, "repeatable": repeatable},
+        )
+
+    def _telemetry(self, made: _Made) -> dict[str, Any]:
+        planned, sampling = made.planned, made.planned.sampling
+        return {
+            "api": self._client.profile.api,
+            "history": planned.plan.telemetry,
+            "max_images": planned.max_images,
+            "image": made.screen.to_json(),
+            "media": media_of(planned.messages),
+            "temperature": sampling.temperature,
+            "seed": sampling.seed,
+        }
+
+
+def media_of(messages: list[dict[str, Any]]) -> list[str]:
+    """Digests of the images of a prompt, in order, with repeats."""
+    found = []
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else []:
+            if part.get("type") == "image_url":
+                found.append(str(part["image_url"]["url"]).removeprefix(MEDIA_SCHEME))
+    return found
+
+
+def _tokens(reply: ChatReply) -> bytes | None:
+    """The token arrays, also when some are missing; None when there is none."""
+    arrays = {
+        "prompt_token_ids": reply.prompt_token_ids,
+        "sampled_token_ids": reply.sampled_token_ids,
+        "sampled_logprobs": reply.sampled_logprobs,
+    }
+    return None if all(value is None for value in arrays.values()) else canonical_json(arrays).encode()

@@ -1,0 +1,56 @@
+"""Replay: the recorded actions of a rollout or a batch, as a script that can be played on fresh desktops.
+
+A replay is resolved when its batch is registered: the actions become a script with a digest, the digest becomes part of
+the contract. What is recorded later, or superseded, changes nothing.
+"""
+
+from typing import Any
+
+from models.policy import ReplayPolicy
+from rollbook.errors import InvalidInput
+from rollbook.ledger import Ledger
+from rollbook.ledger.recorded import Recorded
+
+
+async def register_replay(ledger: Ledger, policy: ReplayPolicy) -> str:
+    """Register what the policy means now as a script; its digest. Raises InvalidInput when nothing was recorded."""
+    if policy.rollout is not None:
+        sources = [await ledger.recorded(policy.rollout, policy.attempt)]
+    else:
+        assert policy.batch is not None
+        sources = [await ledger.recorded(key) for key in await _admitted(ledger, policy.batch)]
+    body = script_of(sources)
+    return await ledger.register_script(_name(policy), body)
+
+
+def script_of(sources: list[Recorded]) -> dict[str, Any]:
+    """The script that plays the recorded decisions again, step by step; a pure function of the records."""
+    tasks = {}
+    for source in sources:
+        steps = [_step(call) for call in source.calls if call["accepted"] or call["policy_stop_reason"]]
+        if not steps:
+            raise InvalidInput(f"policy: attempt {source.attempt_index} of {source.key} decided nothing to replay")
+        tasks[str(source.rollout["task_id"])] = {"steps": steps}
+    return {"schema_version": 1, "note": "recorded", "tasks": tasks}
+
+
+async def _admitted(ledger: Ledger, batch_id: str) -> list[str]:
+    first: dict[str, str] = {}
+    for row in await ledger.rollouts_of(batch_id):
+        if row["admitted"]:
+            first.setdefault(row["task_id"], row["rollout_key"])
+    if not first:
+        raise InvalidInput(f"policy.batch: {batch_id} has no admitted rollout to replay")
+    return list(first.values())
+
+
+def _step(call: dict[str, Any]) -> dict[str, Any]:
+    if call["policy_stop_reason"]:
+        return {"thought": "", "actions": [], "stop": call["policy_stop_reason"]}
+    said = [*call["actions"], *([call["terminal_action"]] if call["terminal_action"] else [])]
+    return {"thought": "", "actions": said, "stop": None}
+
+
+def _name(policy: ReplayPolicy) -> str:
+    source = policy.batch or str(policy.rollout)
+    return "replay-" + "".join(c if c.isalnum() or c in "_.-" else "-" for c in source)[:150]

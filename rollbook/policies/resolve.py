@@ -1,0 +1,42 @@
+"""What the names in a spec's policy mean now: asked once, when a batch is registered."""
+
+from typing import Any
+
+from models.batch import BatchSpec, Resolved, contract_of
+from models.policy import OpenAIPolicy, Policy, ReplayPolicy, ScriptedPolicy
+from rollbook.errors import InvalidInput
+from rollbook.ledger import Ledger
+from rollbook.policies.protocols.registry import protocol
+from rollbook.policies.replay import register_replay
+
+
+async def resolve_policy(spec: BatchSpec, ledger: Ledger, endpoints: list[str] | None = None) -> dict[str, Any]:
+    """Members of `Resolved`; raises InvalidInput that names the field.
+
+    `endpoints`: names of the profiles that the workers have; None leaves the endpoint unchecked.
+    """
+    policy: Policy = spec.policy
+    if isinstance(policy, ScriptedPolicy):
+        return {"script_digest": await ledger.find_script(policy.script)}
+    if isinstance(policy, ReplayPolicy):
+        return {"script_digest": await register_replay(ledger, policy)}
+    if isinstance(policy, OpenAIPolicy):
+        if endpoints is not None and policy.endpoint not in endpoints:
+            known = ", ".join(endpoints) or "none; see ROLLBOOK_ENDPOINTS_FILE"
+            raise InvalidInput(f"policy.endpoint: no endpoint profile {policy.endpoint!r} here (there are: {known})")
+        return {"parser_id": parser_of(policy, spec.purpose)}
+    return {}
+
+
+def parser_of(policy: OpenAIPolicy, purpose: Any) -> str:
+    """The parser of the policy's protocol; raises InvalidInput for a protocol that this version does not have."""
+    agent, _ = policy.agent(purpose)
+    return protocol(agent["protocol_id"]).parser_id
+
+
+def contract_for(spec: BatchSpec, resolved: Resolved) -> dict[str, Any]:
+    """The contract; raises InvalidInput when the spec demands another agent."""
+    try:
+        return contract_of(spec, resolved)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from error
