@@ -95,7 +95,7 @@ class ModelClient:
 
     @asynccontextmanager
     async def _deadline(self, timeout_s: float) -> AsyncIterator[None]:
-        where = f"endpoint {self.profile.name!r}"
+        where = f"endpoint {self.profile.name!r} at {self.profile.base_url}"
         try:
             async with asyncio.timeout(timeout_s):
                 yield

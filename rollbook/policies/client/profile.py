@@ -34,7 +34,7 @@ _TELLING = re.compile(r"auth|key|token|secret|cookie|password", re.IGNORECASE)
 class EndpointProfile(BaseModel):
     """One endpoint. The key is a SecretStr and is redacted everywhere once the profile exists."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     name: Name
     base_url: str
@@ -95,6 +95,15 @@ def _line(value: SecretStr, what: str) -> SecretStr:
     return SecretStr(plain)
 
 
+def endpoint_at(base_url: str, api: ApiStyle = "vllm", api_key: str | None = None) -> EndpointProfile:
+    """A profile for a URL that no file describes; raises ConfigError for a bad one."""
+    fields = {"name": "url", "base_url": base_url, "api": api, "api_key": api_key}
+    try:
+        return EndpointProfile.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explained("endpoint", error))) from None
+
+
 def load_profiles(settings: Settings) -> dict[str, EndpointProfile]:
     """Every profile of the endpoints file, by name; empty when no file is set. Raises ConfigError that names the field.
 
@@ -153,7 +162,7 @@ def _with_environment_headers(where: str, headers: Any, from_environment: Any) -
 
 def _explained(where: str, error: ValidationError) -> list[str]:
     return [
-        f"{where}{''.join(f'.{part}' for part in problem['loc'])}: {problem['msg']}"
+        f"{where}{''.join(f'.{part}' for part in problem['loc'])}: {problem['msg'].removeprefix('Value error, ')}"
         for problem in error.errors(include_input=False, include_url=False, include_context=False)
     ]
 
