@@ -57,6 +57,8 @@ class PumpActivities:
         ends_at = time.monotonic() + request.slice_s
         ending = Ending()
         async with beating() as note:
+            if request.thaw and not (await ledger.batch_control(batch_id)).frozen:
+                await self._each(await ledger.in_flight(batch_id), self._thaw)
             while True:
                 control = await ledger.batch_control(batch_id)
                 stopping = control.stopping or control.cancelling
@@ -80,15 +82,16 @@ class PumpActivities:
         ledger, batch_id = self._services.ledger, request.batch_id
         reason = request.reason or "the batch was cancelled"
         async with beating() as note:
-            await ledger.mark_cancelling(batch_id, reason)
+            await ledger.mark_cancelling(batch_id, reason, request.launch_id)
             ends_at = time.monotonic() + CANCEL_WAIT_S
             while open_rows := await self._still_running(await ledger.in_flight(batch_id)):
+                await ledger.mark_cancelling(batch_id, reason, request.launch_id)  # still ours to cancel?
                 note(f"{len(open_rows)} episodes are ending")
                 await self._each(open_rows, self._cancel)
                 if time.monotonic() >= ends_at:
                     break
                 await asyncio.sleep(1.0)
-            await ledger.close_open(batch_id, reason)
+            await ledger.close_open(batch_id, reason, launch_id=request.launch_id)
             return await ledger.counts(batch_id)
 
     @activity.defn(name=names.SET_CONTROL)

@@ -283,6 +283,8 @@ class PumpRequest(Wire):
 
     batch_id: str
     slice_s: float
+    thaw: bool = False
+    """The first of a launch: what an earlier launch left frozen goes on."""
 
 
 class PumpResult(Wire):
@@ -301,6 +303,8 @@ class Control(Wire):
     """With `pause`: running episodes stand still, their deadlines stop."""
     concurrency: int | None = None
     reason: str = ""
+    launch_id: str = ""
+    """The launch that was told so; once the batch is launched again, its word counts no more. Empty: any."""
 
 
 class CloseBatch(Wire):
@@ -308,6 +312,8 @@ class CloseBatch(Wire):
 
     batch_id: str
     reason: str = ""
+    launch_id: str = ""
+    """The launch that was cancelled: it closes nothing of a later one, nor of a batch it never became. Empty: any."""
 
 
 class BatchResult(Wire):

@@ -63,9 +63,9 @@ class BenchmarkBatch:
         await workflow.wait_condition(lambda: self._waiting_controls == 0)
         if registered.added == 0 and registered.final == registered.planned and not continued:
             return await self._finish("already complete", await self._pump())
-        for _ in range(registered.slices_per_run):
+        for number in range(registered.slices_per_run):
             await workflow.wait_condition(lambda: self._waiting_controls == 0)
-            pumped = await self._pump()
+            pumped = await self._pump(thaw=number == 0 and not continued)
             if pumped.state != "continue":
                 return await self._finish("complete" if pumped.state == "whole" else "stopped", pumped)
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -129,7 +129,8 @@ class BenchmarkBatch:
         try:
             async with self._order:
                 await workflow.wait_condition(lambda: self._registered is not None)
-                await self._activity(names.SET_CONTROL, change, type(None), 30, summary=change.verb)
+                ours = change.model_copy(update={"launch_id": workflow.info().first_execution_run_id})
+                await self._activity(names.SET_CONTROL, ours, type(None), 30, summary=change.verb)
         finally:
             self._waiting_controls -= 1
 
@@ -159,13 +160,13 @@ class BenchmarkBatch:
             refused = error.cause.message
         _refuse(refused)
 
-    async def _pump(self) -> PumpResult:
+    async def _pump(self, thaw: bool = False) -> PumpResult:
         assert self._registered is not None
         slice_s = self._registered.slice_s
         pumped = await settled(
             self._activity(
                 names.PUMP,
-                PumpRequest(batch_id=self._registered.batch_id, slice_s=slice_s),
+                PumpRequest(batch_id=self._registered.batch_id, slice_s=slice_s, thaw=thaw),
                 PumpResult,
                 slice_s + 120,
                 heartbeat_s=self._registered.heartbeat_s,
@@ -178,14 +179,21 @@ class BenchmarkBatch:
 
     async def _close(self) -> None:
         """After a cancel: stop the episodes of the ledger's list and close every open row."""
-        request = CloseBatch(batch_id=workflow.info().workflow_id, reason=workflow.cancellation_reason() or "")
+        info = workflow.info()
+        request = CloseBatch(
+            batch_id=info.workflow_id,
+            reason=workflow.cancellation_reason() or "",
+            launch_id=info.first_execution_run_id,
+        )
         try:
             await shielded(self._activity(names.CLOSE_BATCH, request, Counts, 3600, heartbeat_s=30))
         except ActivityError as error:
-            unknown = isinstance(error.cause, ApplicationError) and error.cause.type == names.INVALID_INPUT
-            if self._registered is not None or not unknown:
+            kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
+            ours = self._registered is not None
+            if kind != names.FENCED and (ours or kind != names.INVALID_INPUT):
                 raise
-            workflow.logger.info("cancelled before there was anything to close")
+            # never registered, or launched again meanwhile: these rows are not this launch's to close
+            workflow.logger.info("cancelled, with nothing to close: %s", error.cause)
 
     async def _finish(self, state: Any, pumped: PumpResult) -> BatchResult:
         await workflow.wait_condition(workflow.all_handlers_finished)

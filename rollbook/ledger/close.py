@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from models.admission import RECONCILED_POLICY
 from models.outcome import Infra
 from rollbook.ledger import tables
+from rollbook.ledger.control import check_launch
 from rollbook.ledger.ending import decide, failure, read_batch, record_end
 from rollbook.ledger.fence import lock_rollout
 from rollbook.ledger.identity import trajectory_rollout_id
@@ -83,7 +84,7 @@ _CLOSE_ROWS = text("""
 """).bindparams(bindparam("keys", type_=ARRAY(TEXT)), bindparam("indexes", type_=ARRAY(INTEGER)), bindparam("keeps"))
 
 
-async def close_some(conn: AsyncConnection, batch_id: str, reason: str, chunk: int = 1000) -> int:
+async def close_some(conn: AsyncConnection, batch_id: str, reason: str, chunk: int = 1000, launch_id: str = "") -> int:
     """Close up to `chunk` rows that are not final as cancelled; how many were closed.
 
     A row that never ran, or stands between attempts, gets an attempt that says so: every final row has one.
@@ -92,6 +93,7 @@ async def close_some(conn: AsyncConnection, batch_id: str, reason: str, chunk: i
     if not keys:
         return 0
     batch = await read_batch(conn, batch_id)
+    check_launch(batch_id, batch["launch_id"], launch_id)
     rows = list((await conn.execute(_OPEN_ROWS, {"keys": keys})).mappings())
     never_ran = [row for row in rows if not row["is_open"]]
     await _insert_attempts(conn, batch["contract"], never_ran)

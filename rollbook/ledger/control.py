@@ -6,7 +6,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.batch import Control, Counts
-from rollbook.errors import InvalidInput
+from rollbook.errors import Fenced, InvalidInput
 from rollbook.ledger import tables
 from rollbook.ledger.records import BatchControl
 from rollbook.ledger.storable import storable
@@ -26,7 +26,8 @@ _COUNTS = text("""
 
 async def set_control(conn: AsyncConnection, change: Control) -> None:
     """Write a control change; the pump and `claim` read it. Repeating it changes nothing."""
-    await _update(conn, change.batch_id, _columns(change) | {"control_reason": storable(change.reason)})
+    values = _columns(change) | {"control_reason": storable(change.reason)}
+    await _update(conn, change.batch_id, change.launch_id, values)
 
 
 def _columns(change: Control) -> dict[str, Any]:
@@ -41,15 +42,27 @@ def _columns(change: Control) -> dict[str, Any]:
     return {"concurrency": change.concurrency}
 
 
-async def mark_cancelling(conn: AsyncConnection, batch_id: str, reason: str) -> None:
+async def mark_cancelling(conn: AsyncConnection, batch_id: str, reason: str, launch_id: str = "") -> None:
     """From now on nothing of the batch can be claimed; its open rows are about to be closed."""
-    await _update(conn, batch_id, {"cancelling": True, "control_reason": storable(reason)})
+    await _update(conn, batch_id, launch_id, {"cancelling": True, "control_reason": storable(reason)})
 
 
-async def _update(conn: AsyncConnection, batch_id: str, values: dict[str, Any]) -> None:
-    done = await conn.execute(tables.batch.update().where(tables.batch.c.batch_id == batch_id).values(values))
-    if done.rowcount == 0:
+async def _update(conn: AsyncConnection, batch_id: str, launch_id: str, values: dict[str, Any]) -> None:
+    """Raises Fenced when the batch is another launch's: an activity that was long asleep must not speak for it."""
+    batch = tables.batch
+    found = await conn.scalar(
+        select(batch.c.launch_id).where(batch.c.batch_id == batch_id).with_for_update(key_share=True)
+    )
+    if found is None:
         raise InvalidInput(f"batch_id: no batch {batch_id!r}")
+    check_launch(batch_id, found, launch_id)
+    await conn.execute(batch.update().where(batch.c.batch_id == batch_id).values(values))
+
+
+def check_launch(batch_id: str, current: str, speaking: str) -> None:
+    """Raises Fenced unless the launch that speaks is the current one; an empty one speaks for any."""
+    if speaking and speaking != current:
+        raise Fenced(f"batch {batch_id} belongs to launch {current}, not to {speaking}")
 
 
 async def batch_control(conn: AsyncConnection, batch_id: str) -> BatchControl:

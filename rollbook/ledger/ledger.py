@@ -119,10 +119,10 @@ class Ledger:
         async with transaction(self.engine) as conn:
             await control.set_control(conn, change)
 
-    async def mark_cancelling(self, batch_id: str, reason: str = "") -> None:
-        """Nothing of the batch can be claimed from now on."""
+    async def mark_cancelling(self, batch_id: str, reason: str = "", launch_id: str = "") -> None:
+        """Nothing of the batch can be claimed from now on; raises Fenced when another launch than this owns it."""
         async with transaction(self.engine) as conn:
-            await control.mark_cancelling(conn, batch_id, reason)
+            await control.mark_cancelling(conn, batch_id, reason, launch_id)
 
     async def batch_control(self, batch_id: str) -> BatchControl:
         """The control columns of a batch."""
@@ -159,13 +159,16 @@ class Ledger:
         async with reading(self.engine) as conn:
             return await pump.in_flight(conn, batch_id)
 
-    async def close_open(self, batch_id: str, reason: str, chunk: int = 1000) -> int:
-        """Close every row that is not final as cancelled, in transactions of `chunk` rows; how many were closed."""
-        await self.mark_cancelling(batch_id, reason)
+    async def close_open(self, batch_id: str, reason: str, chunk: int = 1000, launch_id: str = "") -> int:
+        """Close every row that is not final as cancelled, in transactions of `chunk` rows; how many were closed.
+
+        Raises Fenced when the batch belongs to another launch than `launch_id`.
+        """
+        await self.mark_cancelling(batch_id, reason, launch_id)
         closed = 0
         while True:
             async with transaction(self.engine) as conn:
-                done = await close.close_some(conn, batch_id, reason, chunk)
+                done = await close.close_some(conn, batch_id, reason, chunk, launch_id)
             closed += done
             if done == 0:
                 await self.batch_is_whole(batch_id)

@@ -6,6 +6,7 @@ import pytest
 
 from models.admission import AdmissionDecision
 from models.batch import Control, read_spec
+from rollbook.errors import Fenced
 from rollbook.ledger import Ledger
 from tests.integration.ledgerkit import Kit, make_task, rows
 
@@ -59,3 +60,22 @@ async def test_a_result_masked_by_hand_is_superseded_by_its_rerun(kit: Kit) -> N
 def test_text_that_postgres_cannot_hold_is_refused_with_its_field(field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=field):
         read_spec({"task_set": "tasks", "policy": {"kind": "noop"}, **changes})
+
+
+async def test_an_activity_of_an_earlier_launch_has_no_say(kit: Kit) -> None:
+    """A worker stalls while it closes a cancelled batch; it wakes up after the batch was launched again."""
+    await kit.register("old")
+    await kit.ledger.mark_cancelling(kit.batch_id, "enough", "old")
+    await kit.register("new")
+    for late in (
+        kit.ledger.mark_cancelling(kit.batch_id, "enough", "old"),
+        kit.ledger.close_open(kit.batch_id, "enough", launch_id="old"),
+        kit.ledger.set_control(Control(batch_id=kit.batch_id, verb="stop", launch_id="old")),
+        kit.ledger.close_open(kit.batch_id, "a launch that was refused", launch_id="never registered"),
+    ):
+        with pytest.raises(Fenced, match="belongs to launch new"):
+            await late
+    control = await kit.ledger.batch_control(kit.batch_id)
+    assert (control.cancelling, control.stopping) == (False, False)
+    assert (await kit.ledger.counts(kit.batch_id)).waiting == 6
+    assert await kit.ledger.close_open(kit.batch_id, "enough", launch_id="new") == 6
