@@ -55,10 +55,7 @@ async def register_batch(
     task_set = await find_task_set(conn, request.spec.task_set)
     chosen = select_tasks(await _members(conn, task_set.set_digest), request.spec.tasks)
     identity = identities(request.spec, [task.task_id for task in chosen])
-    try:
-        contract = contract_of(request.spec, resolved)
-    except ValueError as error:
-        raise InvalidInput(str(error)) from error
+    contract = contract_of(request.spec, resolved)
     await _open(conn, request, deployment_id, contract)
     await _lock(conn, request, deployment_id, contract)
     compare(await _planned(conn, request.batch_id), chosen, request.spec.samples, extend=request.spec.extend)
@@ -83,16 +80,6 @@ async def _launched(conn: AsyncConnection, request: RegisterBatch) -> bool:
         launches.c.batch_id == request.batch_id, launches.c.launch_id == request.launch_id
     )
     return await conn.scalar(known) is not None
-
-
-async def launched_spec(conn: AsyncConnection, batch_id: str) -> dict[str, Any]:
-    """The spec of the newest launch; raises InvalidInput for an unknown batch."""
-    launch = tables.registration
-    query = select(launch.c.spec).where(launch.c.batch_id == batch_id).order_by(launch.c.launch_index.desc()).limit(1)
-    found = await conn.scalar(query)
-    if found is None:
-        raise InvalidInput(f"batch_id: no batch {batch_id!r}")
-    return dict(found)
 
 
 async def _members(conn: AsyncConnection, set_digest: str) -> list[Member]:

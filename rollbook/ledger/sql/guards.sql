@@ -33,6 +33,13 @@ BEGIN
         RAISE EXCEPTION 'rollout %: a row is planned as waiting, before any attempt', NEW.rollout_key
             USING ERRCODE = 'RB001';
     END IF;
+    IF NEW.sampling_event_id IS NOT NULL AND EXISTS (
+        SELECT FROM rollout WHERE sampling_event_id = NEW.sampling_event_id AND source_group_id = NEW.source_group_id
+            AND (batch_id, task_id) <> (NEW.batch_id, NEW.task_id)) THEN
+        RAISE EXCEPTION 'rollout %: group % of sampling event % belongs to another batch or task', NEW.rollout_key,
+            NEW.source_group_id, NEW.sampling_event_id USING ERRCODE = 'RB001',
+            HINT = 'a new decision needs a sampling event of its own';
+    END IF;
     RETURN NEW;
 END $$;
 

@@ -133,8 +133,9 @@ rollout = Table(
     check(
         "rollout_identity_complete",
         "(sampling_event_id IS NULL) = (source_group_id IS NULL)"
-        " AND (sampling_event_id IS NULL OR identity_source = 'caller')",
+        " AND (sampling_event_id IS NULL) = (identity_source = 'derived')",
     ),
+    check("rollout_caller_ids", r"sampling_event_id ~ '\S' AND source_group_id ~ '\S'"),
     check("rollout_group", not_blank("group_id")),
     check("rollout_queued", "state <> 'queued' OR queued_at IS NOT NULL"),
     check("rollout_running", "state <> 'running' OR current_attempt IS NOT NULL"),
