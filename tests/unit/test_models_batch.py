@@ -191,6 +191,7 @@ OTHER: dict[str, Any] = {
     "concurrency": 9,
     "max_attempts": 9,
     "extend": False,
+    "identity": {"sampling_event_id": "sampling-train-1", "source_group_id": "g1"},
     "note": "other",
 }
 
