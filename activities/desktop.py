@@ -36,8 +36,8 @@ class DesktopActivities:
     async def observe(self, call: DeskCall) -> Observation:
         """The first observation; committed as turn 0."""
         ledger = self._services.ledger
-        context = await ledger.attempt_context(call.attempt, run_id())
-        stored = await ledger.turn(call.attempt, INITIAL_STEP)
+        known = await ledger.step(call.attempt, run_id(), INITIAL_STEP)
+        context, stored = known.context, known.turn
         if stored is None:
             began = time.time()
             async with driving(self._services, call.desk) as driver, beating():
@@ -55,10 +55,9 @@ class DesktopActivities:
         A repeat finds the committed turn, or the guest's journal, and acts on nothing twice.
         """
         ledger = self._services.ledger
-        context = await ledger.attempt_context(request.attempt, run_id())
-        stored = await ledger.turn(request.attempt, request.step)
+        known = await ledger.step(request.attempt, run_id(), request.step)
+        context, call, stored = known.context, known.call, known.turn
         if stored is None:
-            call = await ledger.find_model_call(request.attempt, request.step)
             if call is None:
                 raise LedgerConflict(f"step {request.step} of {request.attempt.rollout_key} was never decided")
             began = time.time()

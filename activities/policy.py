@@ -26,8 +26,8 @@ class PolicyActivities:
     async def decide(self, request: DecideRequest) -> Decision:
         """The stored answer of this step, or a new one: two racing tries agree on what was committed first."""
         ledger = self._services.ledger
-        context = await ledger.attempt_context(request.attempt, run_id())
-        stored = await ledger.find_model_call(request.attempt, request.step)
+        known = await ledger.step(request.attempt, run_id(), request.step)
+        context, stored = known.context, known.call
         if stored is None:
             kind = context.contract["policy"]["kind"]
             log = LedgerCallLog(

@@ -154,10 +154,11 @@ async def script_body(conn: AsyncConnection, script_digest: str) -> dict[str, An
     return body
 
 
+_RECORD = insert(tables.artifact).on_conflict_do_nothing()
+
+
 async def record_artifacts(conn: AsyncConnection, refs: Iterable[ArtifactRef | None]) -> None:
     """Note bytes that the artifact store holds already; rows that refer to them come after this."""
-    rows = {ref.sha256: ref.model_dump() for ref in refs if ref is not None}
-    if rows:
-        # always in one order, so that two writers of the same artifacts cannot wait for each other
-        ordered = [rows[key] | {"row_digest": ""} for key in sorted(rows)]
-        await conn.execute(insert(tables.artifact).values(ordered).on_conflict_do_nothing())
+    rows = {ref.sha256: ref for ref in refs if ref is not None}
+    for key in sorted(rows):  # always in one order, so that two writers of the same artifacts cannot deadlock
+        await conn.execute(_RECORD, rows[key].model_dump() | {"row_digest": ""})

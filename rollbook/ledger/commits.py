@@ -19,6 +19,15 @@ from rollbook.ledger.storable import told
 _CALL = tuple(one.name for one in fields(StoredCall))
 _EVALUATION = tuple(name for name in Evaluation.model_fields if name != "log")
 
+# Built once: building a statement takes longer than Postgres needs to run it. They return nothing on a repeat.
+_INSERT_CALL = insert(tables.model_call).on_conflict_do_nothing().returning(*tables.model_call.c[_CALL])
+_INSERT_TURN = (
+    insert(tables.turn)
+    .values(started_at=func.least(func.now(), func.to_timestamp(bindparam("began"))))
+    .on_conflict_do_nothing()
+    .returning(tables.turn.c.step)
+)
+
 
 def _key(attempt: AttemptRef) -> dict[str, Any]:
     return {"rollout_key": attempt.rollout_key, "attempt_index": attempt.attempt_index}
@@ -35,8 +44,7 @@ async def commit_model_call(conn: AsyncConnection, attempt: AttemptRef, run_id: 
     await record_artifacts(conn, refs.values())
     values = call.model_dump(exclude=set(refs)) | {f"{name}_sha256": _sha(ref) for name, ref in refs.items()}
     values["row_digest"] = ""
-    statement = insert(tables.model_call).values(**_key(attempt), **values).on_conflict_do_nothing()
-    stored = (await conn.execute(statement.returning(*tables.model_call.c[_CALL]))).mappings().first()
+    stored = (await conn.execute(_INSERT_CALL, _key(attempt) | values)).mappings().first()
     if stored is None:
         query = select(*tables.model_call.c[_CALL]).where(
             _of(tables.model_call, attempt),
@@ -97,17 +105,17 @@ async def commit_turn(
     await record_artifacts(conn, seen.values())
     statuses = [action.get("status") for action in actions]
     done = told(actions)
-    statement = insert(tables.turn).values(
+    values = {
         **_key(attempt),
-        step=step,
+        "step": step,
         **{f"{name}_sha256": _sha(ref) for name, ref in seen.items()},
-        actions=done,
-        in_doubt=statuses.count("in_doubt"),
-        raised=statuses.count("raised"),
-        started_at=func.least(func.now(), func.to_timestamp(bindparam("began", started_at))),
-        row_digest="",
-    )
-    if await conn.scalar(statement.on_conflict_do_nothing().returning(tables.turn.c.step)) is not None:
+        "actions": done,
+        "in_doubt": statuses.count("in_doubt"),
+        "raised": statuses.count("raised"),
+        "began": started_at,
+        "row_digest": "",
+    }
+    if await conn.scalar(_INSERT_TURN, values) is not None:
         return StoredTurn(step=step, observation=observation, actions=done)
     stored = await turn(conn, attempt, step)
     if stored is None:

@@ -39,7 +39,7 @@ _CONTEXT = (
         *tables.rollout.c["identity_source", "sampling_event_id", "source_group_id"],
         *tables.attempt.c["run_id", "execution_id", "trajectory_rollout_id"],
         tables.outcome.c.termination_reason,
-        *tables.batch.c["deployment_id", "contract", "contract_digest", "frozen"],
+        *tables.batch.c["deployment_id", "contract", "contract_digest"],
         tables.task.c.document.label("task"),
     )
     .select_from(tables.attempt)

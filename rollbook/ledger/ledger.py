@@ -26,6 +26,7 @@ from rollbook.ledger import (
     register,
     rerun,
     sandboxes,
+    steps,
 )
 from rollbook.ledger import recorded as recording
 from rollbook.ledger.engine import create_engine, reading, transaction
@@ -40,6 +41,7 @@ from rollbook.ledger.records import (
     Registered,
     RegisteredSet,
     StartRow,
+    StepSoFar,
     StoredCall,
     StoredEvaluation,
     StoredTurn,
@@ -55,6 +57,7 @@ class Ledger:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
+        self._contexts = steps.Contexts()
 
     @classmethod
     def connect(cls, url: str, pool_size: int = 10, role: str | None = None) -> Self:
@@ -185,6 +188,11 @@ class Ledger:
         """What an activity needs to know of its attempt; raises Fenced."""
         async with reading(self.engine) as conn:
             return await fence.attempt_context(conn, attempt, run_id)
+
+    async def step(self, attempt: AttemptRef, run_id: str, step: int) -> StepSoFar:
+        """The attempt and what is committed of one of its steps, in one look; raises Fenced."""
+        async with reading(self.engine) as conn:
+            return await steps.so_far(conn, self._contexts, attempt, run_id, step)
 
     async def finalize(self, request: FinalizeRequest, run_id: str) -> Finalized:
         """End an attempt: outcome, decision, selection; raises Fenced or LedgerConflict."""

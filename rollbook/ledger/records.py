@@ -116,8 +116,6 @@ class AttemptContext:
     """The task's document, in OSWorld's format."""
     execution_id: UUID
     trajectory_rollout_id: str
-    frozen: bool
-    """The batch is paused with freeze: the episode stands still."""
     identity_source: str = "derived"
     sampling_event_id: str | None = None
     source_group_id: str | None = None
@@ -195,6 +193,17 @@ class StoredTurn:
     observation: Observation
     actions: list[dict[str, Any]]
     """What came of each action; `status` is ok, raised, timeout, in_doubt or refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSoFar:
+    """What an activity needs to know before it works on a step of its attempt."""
+
+    context: AttemptContext
+    call: StoredCall | None
+    """The call that decided the step; None before it."""
+    turn: StoredTurn | None
+    """What the step did; None before it."""
 
 
 class Evaluation(Wire):
