@@ -21,7 +21,7 @@ from rollbook.redaction import redact_bytes
 
 ArtifactState = Literal["ok", "missing", "corrupt"]
 
-_DIGEST = re.compile(r"^[0-9a-f]{64}$")
+_DIGEST = re.compile(r"^[0-9a-f]{64}\Z")
 _TEXT = re.compile(r"text/|application/(json|x-ndjson|xml)\b")
 
 
