@@ -5,7 +5,6 @@ alone, so a worker that takes over after a crash goes on where the other one was
 """
 
 import asyncio
-import hashlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +12,13 @@ from typing import Any
 from models.contract import agent_contract_id
 from models.identity import canonical_json
 from rollbook.errors import ModelCallFailed, ModelTimeout
-from rollbook.evidence.media import media_id
 from rollbook.ledger.records import AttemptContext, StoredCall
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, PlannedCall, Screen, Task
 from rollbook.policies.base import Answer, CallLog, Turn
 from rollbook.policies.client import CallError, ChatReply, ChatRequest, ContextOverflow, ModelClient, RateLimited
 from rollbook.policies.client.request import MEDIA_SCHEME, request_body, serialise
-from rollbook.policies.imaging import png_size, scale_png
-from rollbook.policies.protocols.base import MediaRef, ReplyView
+from rollbook.policies.protocols.base import Parsed, ReplyView
+from rollbook.policies.screen import seen
 
 LONGEST_PAUSE_S = 20.0
 """Between two tries after transport failures: 1, 2, 4, … seconds, at most this."""
@@ -55,7 +53,7 @@ class ModelPolicy:
         """
         calls = await log.until_now()
         png = await turn.read_artifact(turn.observation.screenshot.sha256)
-        screen, image = await asyncio.to_thread(self._seen, png)
+        screen, image = await asyncio.to_thread(seen, png, self._agent.options.max_image_pixels)
         while True:
             failures = self._check(calls, turn.step)
             if failures:
@@ -66,11 +64,6 @@ class ModelPolicy:
             if stored.decides:
                 return stored
             calls.append(stored)
-
-    def _seen(self, png: bytes) -> tuple[Screen, bytes]:
-        image, (width, height) = scale_png(png, max_pixels=self._agent.options.max_image_pixels)
-        media = MediaRef(media_id(image), hashlib.sha256(image).hexdigest(), width, height)
-        return Screen(media, png_size(png)), image
 
     def _check(self, calls: list[StoredCall], step: int) -> int:
         """Raises when the last fact of the step ends it; else how many transport failures came last in a row."""
@@ -159,7 +152,7 @@ class ModelPolicy:
             finish_reason=reply.finish_reason,
             prompt=reply.request,
             image=made.image,
-            tokens=_tokens(reply),
+            tokens=tokens_of(reply),
             model_version=reply.model_version,
             prompt_tokens=reply.tokens("prompt"),
             completion_tokens=reply.tokens("completion"),
@@ -172,14 +165,7 @@ class ModelPolicy:
                 "sent_digest": reply.sent_digest,
                 "token_problems": list(reply.token_evidence_problems),
             },
-            said={
-                "content": reply.content,
-                "reasoning": reply.reasoning,
-                "tool_calls": reply.tool_calls,
-                "thought": parsed.thought,
-                "action_text": parsed.action_text,
-                "kept_text": parsed.kept_text,
-            },
+            said=said_of(reply, parsed),
         )
 
     def _overflow(self, made: _Made, error: ContextOverflow) -> Answer:
@@ -237,7 +223,19 @@ def media_of(messages: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _tokens(reply: ChatReply) -> bytes | None:
+def said_of(reply: ChatReply, parsed: Parsed) -> dict[str, Any]:
+    """The parts of a reply that later prompts, and people, need."""
+    return {
+        "content": reply.content,
+        "reasoning": reply.reasoning,
+        "tool_calls": reply.tool_calls,
+        "thought": parsed.thought,
+        "action_text": parsed.action_text,
+        "kept_text": parsed.kept_text,
+    }
+
+
+def tokens_of(reply: ChatReply) -> bytes | None:
     """The token arrays, also when some are missing; None when there is none."""
     arrays = {
         "prompt_token_ids": reply.prompt_token_ids,

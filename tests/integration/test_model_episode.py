@@ -1,0 +1,221 @@
+"""Episodes that a model decides, on the do-nothing desktop: real HTTP, real rows, every prompt rendered again."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollbook.evidence.verify import verify
+from rollbook.ledger.recorded import Recorded
+from tests.doubles.model_server import Call, ModelServer, Reply
+from tests.modelkit import DONE, KEY, code, endpoints_file, model_spec, recorded
+from tests.system import System, running_system, small_tasks, system_settings
+
+
+class Scenario:
+    """What the model answers; a test puts its own in."""
+
+    def __init__(self) -> None:
+        self.answer: Any = lambda call: DONE
+        self.calls: list[Call] = []
+
+    def __call__(self, call: Call) -> Any:
+        self.calls.append(call)
+        return self.answer(call)
+
+
+@pytest.fixture(scope="module")
+async def said() -> Scenario:
+    return Scenario()
+
+
+@pytest.fixture(scope="module")
+async def system(
+    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str, said: Scenario
+) -> AsyncIterator[System]:
+    directory = scratch / "model"
+    directory.mkdir()
+    async with ModelServer(said, api_key=KEY) as server:
+        settings = system_settings(
+            directory,
+            module_database_url,
+            deployment_id,
+            endpoints_file=endpoints_file(directory, {"test": server}),
+        )
+        async with running_system(settings, temporal_address) as system:
+            await system.register_tasks("one", small_tasks(1))
+            yield system
+
+
+async def play(system: System, said: Scenario, answer: Any, batch_id: str, spec: dict[str, Any]) -> Recorded:
+    """One episode; the audit must be clean and every prompt provable."""
+    said.answer, said.calls = answer, []
+    await system.run_batch(spec, batch_id)
+    [attempt] = await recorded(system, batch_id)
+    report = await system.audit(batch_id)
+    assert report.ok, report.findings
+    proof = await verify(attempt, system.artifacts)
+    assert proof.ok, proof.mismatches
+    assert proof.prompts_equal == proof.images_equal == len(attempt.calls)
+    return attempt
+
+
+def click_until(last: int) -> Any:
+    """Another click in every step, then done."""
+    return lambda call: DONE if call.step > last else code(f"pyautogui.click(0.{call.step:02d}, 0.5)")
+
+
+async def test_fixed_3_over_10_steps_is_10_contexts_each_reproducible(system: System, said: Scenario) -> None:
+    attempt = await play(system, said, click_until(9), "m-fixed", model_spec("one"))
+    assert attempt.outcome is not None
+    assert attempt.outcome["termination_reason"] == "agent_done"
+    assert [call["step"] for call in attempt.calls] == list(range(1, 11))
+    assert len({call["prompt_sha256"] for call in attempt.calls}) == 10
+    assert [len(call.pictures) for call in said.calls] == [1, 2, *[3] * 8]
+    for row, call in zip(attempt.calls, said.calls, strict=True):
+        sent = call.raw
+        for picture in call.pictures:
+            url = b"data:image/png;base64," + _base64(picture.data)
+            sent = sent.replace(url, b"media://" + picture.sha256.encode())
+        assert hashlib.sha256(sent).hexdigest() == row["prompt_sha256"], "the prompt as it went over the wire"
+        assert row["telemetry"]["history"]["history_policy_id"] == "osworld-history-policy-d171b7730c73e7c384ab2b25"
+        assert row["tokens_sha256"] is not None
+
+
+async def test_40_steps_have_3_images_in_each_request(system: System, said: Scenario) -> None:
+    spec = model_spec("one", limits={"max_steps": 40})
+    attempt = await play(system, said, click_until(99), "m-forty", spec)
+    assert attempt.outcome is not None
+    assert attempt.outcome["termination_reason"] == "max_steps"
+    assert [len(call.pictures) for call in said.calls] == [1, 2, *[3] * 38]
+
+
+async def test_parse_retries_are_calls_of_their_own(system: System, said: Scenario) -> None:
+    def answer(call: Call) -> str:
+        return DONE if call.parse_attempt == 3 else "I would rather talk."
+
+    policy = {"options": {"parse_error_feedback": True}, "sampling": {"temperature": 0.1, "seed": 4}}
+    attempt = await play(system, said, answer, "m-retry", model_spec("one", policy))
+    calls = attempt.calls
+    assert [(call["parse_attempt"], call["accepted"], call["failure_kind"]) for call in calls] == [
+        (1, False, "unparseable"),
+        (2, False, "unparseable"),
+        (3, True, None),
+    ]
+    assert [call.body["temperature"] for call in said.calls] == [0.1, 0.2, 0.2]
+    assert len({call.body["seed"] for call in said.calls}) == 3
+    assert calls[0]["parse_error"] in str(said.calls[1].body["messages"][-1])
+    assert calls[0]["parse_error"] not in str(said.calls[0].body["messages"])
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ("still no code", "model_response_unparseable"),
+        (Reply(code("pyautogui.click(0.5, 0.5)"), fault="truncated"), "model_output_truncated"),
+        (Reply(fault="empty"), "model_response_empty"),
+    ],
+)
+async def test_what_stays_unparseable_is_evaluated_and_eligible(
+    system: System, said: Scenario, last: Any, reason: str
+) -> None:
+    def answer(call: Call) -> Any:
+        return last if call.parse_attempt == 5 else "no code here"
+
+    attempt = await play(system, said, answer, f"m-{reason}", model_spec("one"))
+    assert attempt.outcome is not None
+    assert attempt.outcome["termination_reason"] == reason
+    assert attempt.outcome["runtime_eligible"]
+    assert attempt.outcome["score"] is not None
+    assert len(attempt.calls) == 5
+
+
+def fits(most: int, otherwise: Any) -> Any:
+    """A context that holds so many images."""
+    return lambda call: Reply(fault="context_openai") if len(call.pictures) > most else otherwise(call)
+
+
+async def test_context_overflow_shrinks_and_replans(system: System, said: Scenario) -> None:
+    policy = {"history": {"name": "hysteresis", "params": {"low_water": 2, "high_water": 6}}}
+    spec = model_spec("one", policy, limits={"max_steps": 8})
+    attempt = await play(system, said, fits(4, click_until(99)), "m-shrink", spec)
+    assert attempt.outcome is not None
+    assert attempt.outcome["termination_reason"] == "max_steps"
+    # step 5 would have 5 images: refused, then 4; step 6 grows again from where the clamp left the window
+    assert [len(call.pictures) for call in said.calls] == [1, 2, 3, 4, 5, 4, 5, 4, 5, 4, 5, 4]
+    refused = [call for call in attempt.calls if call["failure_kind"] == "context_overflow"]
+    assert [call["step"] for call in refused] == [5, 6, 7, 8]
+    assert {call["telemetry"]["next_max_images"] for call in refused} == {4}
+    epochs = [call["telemetry"]["history"]["history_policy_compaction_epoch"] for call in attempt.calls]
+    assert epochs == sorted(epochs)
+
+
+async def test_a_context_that_cannot_shrink_is_the_policys_own_ending(system: System, said: Scenario) -> None:
+    attempt = await play(system, said, fits(0, click_until(99)), "m-overflow", model_spec("one"))
+    assert attempt.outcome is not None
+    assert attempt.outcome["termination_reason"] == "model_context_overflow"
+    assert attempt.outcome["runtime_eligible"]
+    assert attempt.attempt_index == 1
+    assert [len(call.pictures) for call in said.calls] == [1]
+
+
+async def test_transport_failures_are_tried_again_and_kept(system: System, said: Scenario) -> None:
+    def answer(call: Call) -> Any:
+        return Reply(fault="server_error") if call.parse_attempt == 1 else DONE
+
+    attempt = await play(system, said, answer, "m-transport", model_spec("one"))
+    assert [call["failure_kind"] for call in attempt.calls] == ["transport_error", None]
+    assert attempt.attempt_index == 1
+
+
+async def test_what_repeating_cannot_help_costs_the_attempt(system: System, said: Scenario) -> None:
+    def answer(call: Call) -> Any:
+        return Reply(fault="unauthorized") if int(call.headers["x-rollbook-attempt-index"]) < 1 else DONE
+
+    attempt = await play(system, said, answer, "m-auth", model_spec("one"))
+    assert attempt.attempt_index == 2
+    first = await system.ledger.recorded(attempt.key, 1)
+    assert first.outcome is not None
+    assert first.outcome["termination_reason"] == "model_call_failed"
+    assert [call["failure_kind"] for call in first.calls] == ["transport_error"]
+
+
+async def test_a_rate_limit_is_waited_for_and_never_an_attempt(system: System, said: Scenario) -> None:
+    def answer(call: Call) -> Any:
+        return Reply(fault="rate_limited", retry_after="1") if len(said.calls) < 3 else DONE
+
+    attempt = await play(system, said, answer, "m-limit", model_spec("one"))
+    assert attempt.attempt_index == 1
+    assert len(attempt.calls) == 1
+    assert len(said.calls) == 3
+
+
+async def test_a_model_timeout_is_typed_and_not_tried_again(system: System, said: Scenario) -> None:
+    spec = model_spec("one", limits={"model_timeout_s": 1})
+    attempt = await play(system, said, lambda call: Reply(fault="slow"), "m-slow", spec)
+    assert attempt.outcome is not None
+    assert attempt.outcome["termination_reason"] == "model_timeout"
+    assert not attempt.outcome["runtime_eligible"]
+    assert [call["failure_kind"] for call in attempt.calls] == ["model_timeout"]
+    assert len(said.calls) == 1
+
+
+async def test_a_replay_plays_the_recorded_actions(system: System, said: Scenario) -> None:
+    await play(system, said, click_until(3), "m-source", model_spec("one"))
+    policy = {"kind": "replay", "batch": "m-source"}
+    spec = model_spec("one") | {"policy": policy}
+    await system.run_batch(spec, "m-replay")
+    [source], [again] = await recorded(system, "m-source"), await recorded(system, "m-replay")
+    assert [call["actions"] for call in again.calls] == [call["actions"] for call in source.calls]
+    assert again.calls[-1]["terminal_action"] == "DONE"
+    assert {call["policy_kind"] for call in again.calls} == {"replay"}
+    assert (await system.run_batch(spec, "m-replay")).state == "already complete"
+    assert (await system.audit("m-replay")).ok
+
+
+def _base64(data: bytes) -> bytes:
+    import base64
+
+    return base64.b64encode(data)
