@@ -69,6 +69,8 @@ def known_key(name: str) -> str | None:
     bare = name.strip().lower()
     if len(bare) == 1:
         return known_key(name.strip())
+    if not bare or bare[0] in "_-" or bare[-1] in "_-":
+        return None
     return _ALIASES.get("".join(char for char in bare if char not in " _-"))
 
 

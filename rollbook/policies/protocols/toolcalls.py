@@ -65,18 +65,25 @@ def without_calls(text: str) -> str:
 def arguments_of(function: Mapping[str, Any]) -> Any:
     """Arguments of a call: servers give them as JSON text or as an object. Raises Unusable."""
     given = function.get("arguments", {})
-    return _json(given) if isinstance(given, str) else given
+    if isinstance(given, str):
+        return _json(given)
+    try:
+        canonical_json(given)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Unusable(_NOT_JSON) from error
+    return given
+
+
+_NOT_JSON = "the arguments of the tool call are not JSON"
 
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text)
+        canonical_json(value)  # refuses NaN and Infinity, which Python's reader takes
     except (ValueError, RecursionError) as error:
-        raise Unusable("the arguments of the tool call are not JSON") from error
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)
+        raise Unusable(_NOT_JSON) from error
+    return value
 
 
 def _read(function: Any) -> Call:
