@@ -169,7 +169,7 @@ class ModelServer:
         body = json.loads(raw)
         try:
             pictures = [_picture(url) for url in _image_urls(body["messages"])]
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             return faults.error(400, f"Invalid image: {error}")
         sizes = [(picture.width, picture.height) for picture in pictures]
         ids = await asyncio.to_thread(prompt_ids, body["messages"], body.get("tools"), sizes)
