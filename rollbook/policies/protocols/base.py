@@ -26,9 +26,6 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 FailureKind = Literal["output_truncated", "empty_response", "unparseable"]
 
-WIRE_CONTRACT_ID = "openai-chat-completions-v1"
-"""How all protocols here travel: chat completions, images as `image_url` parts."""
-
 STOP_REASONS: dict[FailureKind, str] = {
     "output_truncated": "model_output_truncated",
     "empty_response": "model_response_empty",
