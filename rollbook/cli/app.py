@@ -14,6 +14,7 @@ from rollbook.cli import (
     machine,
     probe,
     reconcile,
+    redecide,
     report,
     rerun,
     show,
@@ -60,6 +61,7 @@ for command, panel in (
     (audit.audit, RESULTS),
     (decide.admit, RESULTS),
     (decide.mask, RESULTS),
+    (redecide.redecide, RESULTS),
     (sql.sql, RESULTS),
 ):
     app.command(rich_help_panel=panel)(command)

@@ -28,6 +28,9 @@ async def require_same_selection(ledger: Ledger, reader: Reader, known: BatchRow
     """Raises SpecConflict unless the spec selects what a *running* batch has planned."""
     task_set = await ledger.find_task_set(spec.task_set)
     chosen = select_tasks(await reader.members(task_set.set_digest), spec.tasks)
+    before, now = (known.spec or {}).get("identity"), spec.model_dump(mode="json")["identity"]
+    if not spec.extend and (lines := difference({"identity": before}, {"identity": now})):
+        raise SpecConflict(f"batch {known.batch_id} is running with another identity: {'; '.join(lines)}")
     planned = await reader.planned(known.batch_id)
     compare(planned, chosen, spec.samples, extend=spec.extend)
     if spec.extend and _grows(planned, chosen, spec.samples):

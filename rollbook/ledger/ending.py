@@ -6,7 +6,15 @@ from typing import Literal
 from sqlalchemy import RowMapping, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from models.admission import RECONCILED_POLICY, RUNTIME_POLICY, decide_runtime
+from models.admission import (
+    POLICIES,
+    RECONCILED_POLICY,
+    RUNTIME_POLICY,
+    TRAINING_POLICY,
+    AdmissionDecision,
+    AdmissionFacts,
+    decide_runtime,
+)
 from models.outcome import Infra, OutcomeFacts, classify, earns_new_attempt, reward_of
 from rollbook.ledger import tables
 from rollbook.ledger.storable import told
@@ -118,18 +126,15 @@ async def record_end(conn: AsyncConnection, row: RowMapping, batch: RowMapping, 
         )
     )
     decision = decide_runtime(classification)
-    await conn.execute(
-        tables.admission.insert().values(
-            **key,
-            scope="runtime",
-            decision_index=1,
-            admitted=decision.admitted,
-            policy_id=end.policy_id,
-            reason=decision.reason,
-            decided_by=end.closed_by,
-            row_digest="",
-        )
-    )
+    await _decision(conn, key, decision.model_copy(update={"policy_id": end.policy_id}), end.closed_by)
+    if row["identity_source"] == "caller":  # who has no identity of a trainer needs no decision: never trained on
+        facts = AdmissionFacts(identity_source="caller", runtime_admitted=decision.admitted)
+        await _decision(conn, key, POLICIES[TRAINING_POLICY].decide(facts), end.closed_by)
+
+
+async def _decision(conn: AsyncConnection, key: dict[str, object], decision: AdmissionDecision, by: ClosedBy) -> None:
+    values = {**key, **decision.model_dump(), "decision_index": 1, "decided_by": by, "row_digest": ""}
+    await conn.execute(tables.admission.insert().values(values))
 
 
 def _count(table: object, key: dict[str, object]) -> object:

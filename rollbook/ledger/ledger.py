@@ -23,6 +23,7 @@ from rollbook.ledger import (
     finalize,
     pump,
     reconcile,
+    redecide,
     register,
     rerun,
     sandboxes,
@@ -357,6 +358,22 @@ class Ledger:
             return await decisions.decide_admission(
                 conn, rollout_key, decision, decided_by=decided_by, attempt_index=attempt_index, evidence=evidence
             )
+
+    async def redecide(
+        self, batch_id: str, rule: redecide.Rule, *, dry_run: bool = False, chunk: int = 500
+    ) -> redecide.Redecided:
+        """Decide the selected attempts of a batch anew, in transactions of `chunk` rollouts; repeating it is harmless.
+
+        `dry_run`: count only. Raises InvalidInput for an unknown batch or policy.
+        """
+        done, after = redecide.start(rule), -1
+        await self.batch_control(batch_id)
+        while True:
+            async with transaction(self.engine) as conn:
+                last = await redecide.redecide_some(conn, batch_id, rule, done, after, dry_run=dry_run, chunk=chunk)
+            if last is None:
+                return done
+            after = last
 
     async def audit(self, batch_id: str, artifacts: auditing.Artifacts | None = None) -> AuditReport:
         """Prove the roll call of a batch, or list what is wrong; without `artifacts` their bytes are not read."""

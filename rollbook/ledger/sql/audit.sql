@@ -53,6 +53,25 @@ FROM rollout LEFT JOIN (
 WHERE batch_id = :batch_id AND (made.newest IS DISTINCT FROM current_attempt OR made.number <> made.newest
     OR made.oldest <> 1);
 
+-- name: identity
+SELECT rollout_key AS subject, 'the group id does not follow from the identity' AS detail
+FROM rollout WHERE batch_id = :batch_id AND group_id <> CASE WHEN sampling_event_id IS NULL
+    THEN 'trajectory-group-' || left(encode(sha256(convert_to('[' || to_json(task_id) || ']', 'UTF8')), 'hex'), 24)
+    ELSE 'group-' || left(encode(sha256(convert_to('[{"sampling_event_id":' || to_json(sampling_event_id)
+        || ',"source_group_id":' || to_json(source_group_id) || '}]', 'UTF8')), 'hex'), 24) END
+UNION ALL
+SELECT rollout_key, 'attempt ' || attempt_index || ': the trajectory id does not follow from the identity'
+FROM rollout JOIN attempt USING (rollout_key)
+CROSS JOIN (SELECT coalesce(contract -> 'policy' ->> 'model', contract -> 'policy' ->> 'kind') AS name
+            FROM batch WHERE batch_id = :batch_id) AS policy
+WHERE batch_id = :batch_id AND trajectory_rollout_id <> 'rollout-' || left(encode(sha256(convert_to(
+    CASE WHEN sampling_event_id IS NULL
+    THEN '[' || concat_ws(',', to_json(task_id), to_json(group_id), rollout_index, attempt_index - 1, to_json(name))
+        || ']'
+    ELSE '[{"attempt_index":' || attempt_index - 1 || ',"rollout_index":' || rollout_index
+        || ',"sampling_event_id":' || to_json(sampling_event_id) || ',"source_group_id":' || to_json(source_group_id)
+        || ',"task_id":' || to_json(task_id) || '}]' END, 'UTF8')), 'hex'), 24);
+
 -- name: state
 WITH fact AS (
     SELECT rollout.rollout_key, rollout.state, rollout.current_attempt, made.attempt_index, ended.next_state,
@@ -258,7 +277,8 @@ FROM rollout JOIN rerun_request USING (rollout_key) WHERE batch_id = :batch_id A
 SELECT rollout_key AS subject, 'attempt ' || attempt_index || ': ' || scope || ' '
     || CASE WHEN admitted THEN 'admitted' ELSE 'masked' END || ' by ' || decided_by || ': ' || reason AS detail
 FROM rollout JOIN admission USING (rollout_key)
-WHERE batch_id = :batch_id AND (decision_index > 1 OR scope = 'training');
+WHERE batch_id = :batch_id AND (decision_index > 1
+    OR (scope = 'training' AND decided_by NOT IN ('episode', 'claim', 'cancel', 'reconcile', 'import')));
 
 -- name: notice in_doubt
 SELECT rollout_key AS subject, 'attempt ' || attempt_index || ', step ' || step || ': ' || in_doubt

@@ -173,7 +173,11 @@ WITH member AS (
            rollout.source_group_id, rollout.group_id, rollout.rollout_index, attempt.attempt_index,
            attempt.trajectory_rollout_id, attempt.execution_id, outcome.termination_reason, outcome.score,
            outcome.reward, runtime.admitted AS runtime_admitted, runtime.reason AS runtime_reason,
-           coalesce(training.admitted, false) AS training_admitted, training.reason AS training_reason
+           coalesce(training.admitted, false) AS training_admitted,
+           coalesce(training.reason, CASE
+               WHEN identity_source <> 'caller' THEN 'caller_owned_rollout_identity_unavailable'
+               WHEN NOT runtime.admitted THEN 'rollout_sample_masked' END) AS training_reason,
+           member.planned AS group_planned
     FROM rollout
     JOIN batch USING (batch_id)
     JOIN attempt ON attempt.rollout_key = rollout.rollout_key AND attempt.attempt_index = rollout.selected_attempt
@@ -182,15 +186,20 @@ WITH member AS (
         AND runtime.attempt_index = rollout.selected_attempt AND runtime.scope = 'runtime'
     LEFT JOIN current_admission AS training ON training.rollout_key = rollout.rollout_key
         AND training.attempt_index = rollout.selected_attempt AND training.scope = 'training'
+    JOIN (SELECT batch_id, group_id, count(*) AS planned FROM rollout GROUP BY batch_id, group_id) AS member
+        ON member.batch_id = rollout.batch_id AND member.group_id = rollout.group_id
     WHERE rollout.state = 'final'
 )
-SELECT member.*,
+SELECT rollout_key, batch_id, contract_digest, purpose, domain, task_id, task_digest, sample, identity_source,
+       sampling_event_id, source_group_id, group_id, rollout_index, attempt_index, trajectory_rollout_id, execution_id,
+       termination_reason, score, reward, runtime_admitted, runtime_reason, training_admitted, training_reason,
        runtime_admitted AND training_admitted AND identity_source = 'caller' AS trainable,
        count(*) OVER peers AS group_members,
        count(*) FILTER (WHERE runtime_admitted) OVER peers AS group_valid,
        avg(reward) FILTER (WHERE runtime_admitted) OVER peers AS group_baseline,
        CASE WHEN runtime_admitted AND count(*) FILTER (WHERE runtime_admitted) OVER peers >= 2
-            THEN reward - avg(reward) FILTER (WHERE runtime_admitted) OVER peers END AS group_advantage
+            THEN reward - avg(reward) FILTER (WHERE runtime_admitted) OVER peers END AS group_advantage,
+       group_planned
 FROM member WINDOW peers AS (PARTITION BY batch_id, group_id);
 COMMENT ON VIEW training_rows IS
     'selected attempts with both decisions; group statistics leave masked members out, fewer than two give no signal';
