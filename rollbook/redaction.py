@@ -78,8 +78,10 @@ class SecretRegistry:
 
     def __init__(self) -> None:
         self._values: set[str] = set()
-        self._text: re.Pattern[str] | None = None
-        self._bytes: re.Pattern[bytes] | None = None
+        self._texts: list[str] = []
+        self._datas: list[bytes] = []
+        self._text = re.compile("")
+        self._bytes = re.compile(b"")
 
     def add(self, value: str | SecretStr | None) -> bool:
         """Redact this value from now on; False when it is too short or no secret (see the module)."""
@@ -95,15 +97,16 @@ class SecretRegistry:
     def clear(self) -> None:
         """Forget everything; for tests."""
         self._values.clear()
-        self._text = self._bytes = None
+        self._texts, self._datas = [], []
 
     def text(self, text: str) -> str:
         """The text without secrets."""
-        return self._text.sub(MARK, text) if self._text else text
+        # Looking for each form is much faster than the pattern, and there is hardly ever one.
+        return self._text.sub(MARK, text) if any(form in text for form in self._texts) else text
 
     def data(self, data: bytes) -> bytes:
         """The bytes without secrets; only for text in UTF-8, a picture is not looked into."""
-        return self._bytes.sub(MARK.encode(), data) if self._bytes else data
+        return self._bytes.sub(MARK.encode(), data) if any(form in data for form in self._datas) else data
 
     def value(self, value: Any) -> Any:
         """A JSON value, each of its strings and keys without secrets."""
@@ -121,6 +124,7 @@ class SecretRegistry:
         pattern = "|".join(_bounded(form) for form in forms)
         self._text = re.compile(pattern)
         self._bytes = re.compile(pattern.encode())
+        self._texts, self._datas = forms, [form.encode() for form in forms]
 
 
 def _bounded(form: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollbook import redaction
 from rollbook.errors import InvalidInput, ModelCallFailed
 from rollbook.policies.client import (
     AuthFailed,
@@ -27,6 +28,7 @@ from rollbook.policies.client.headers import UPSTREAM_FIELDS, correlation_header
 from rollbook.policies.client.reply import Asked, ChatReply, read_reply
 from rollbook.policies.client.request import OWNED, digest_of, request_body, serialise, with_media
 from rollbook.policies.client.tokens import token_evidence
+from rollbook.redaction import SecretRegistry
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
 SHA = hashlib.sha256(PNG).hexdigest()
@@ -254,6 +256,20 @@ def test_what_is_no_completion_is_a_transport_failure(document: Any) -> None:
 def test_an_error_within_a_success_is_taken_for_what_it_is() -> None:
     with pytest.raises(RateLimited):
         reads({"error": {"message": "slow down", "code": 429}})
+
+
+def test_a_reply_with_a_secret_keeps_neither_it_nor_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = SecretRegistry()
+    monkeypatch.setattr(redaction, "SECRETS", registry)
+    registry.add('se"cret/key')
+    logprobs = {"content": [{"token": 'se"', "logprob": -1.0}, {"token": "cret/key", "logprob": -1.0}]}
+    choice = {"message": {"content": 'it is se"cret/key'}, "token_ids": [1, 2], "logprobs": logprobs}
+    reply = reads({"choices": [choice], "prompt_token_ids": [1]})
+    assert reply.content == "it is [redacted]"
+    assert reply.sampled_token_ids is reply.sampled_logprobs is reply.prompt_token_ids is None
+    assert reply.token_evidence_problem == "exact_prompt_token_ids_unavailable"
+    assert b"cret" not in reply.raw
+    assert json.loads(reply.raw)["choices"][0]["message"]["content"] == reply.content
 
 
 # --- refusals -----------------------------------------------------------------------------------------------

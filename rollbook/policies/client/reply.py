@@ -6,7 +6,7 @@ from typing import Any
 
 from rollbook.policies.client.errors import TransportFailed
 from rollbook.policies.client.faults import complaint, refusal
-from rollbook.policies.client.tokens import token_evidence
+from rollbook.policies.client.tokens import WITHHELD, token_evidence, without_tokens
 from rollbook.redaction import redact_bytes
 
 
@@ -32,7 +32,7 @@ class ChatReply:
     model_version: str | None
     """Version of the weights or the backend, where the server tells."""
     raw: bytes
-    """The body as received (secrets redacted)."""
+    """The body as received. Had it a secret, that is redacted, and everything that spells it by tokens left out."""
     request: bytes
     """The body as asked, images as `media://<sha256>` (see `request.py`)."""
     request_digest: str
@@ -67,15 +67,24 @@ class Asked:
 
 
 def read_reply(raw: bytes, asked: Asked, queued_s: float, latency_s: float) -> ChatReply:
-    """Take a 200 apart. Raises TransportFailed for what is no chat completion, or the error that it reports."""
-    reply = _document(raw)
+    """Take a 200 apart. Raises TransportFailed for what is no chat completion, or the error that it reports.
+
+    Everything is read from the redacted body, so that what is kept and what is acted upon are the same.
+    """
+    clean = redact_bytes(raw)
+    reply = _document(clean)
+    withheld = clean != raw or redact_bytes(asked.kept) != asked.kept
+    if withheld:
+        reply = without_tokens(reply)
+        clean = json.dumps(reply, ensure_ascii=False).encode(errors="replace")
+    raw = clean
     if "error" in reply and not reply.get("choices"):  # some gateways report failures with status 200
         raise refusal(_status_within(reply), raw, {}, asked.max_output_tokens)
     choice = _choice(reply, raw)
     if choice.get("finish_reason") == "abort":  # SGLang: the server gave up half way
         raise TransportFailed("the server aborted the generation", status=200, body=raw)
     message: dict[str, Any] = choice["message"]
-    evidence = token_evidence(reply, choice)
+    evidence = WITHHELD if withheld else token_evidence(reply, choice)
     meta = choice.get("meta_info")
     version = reply.get("system_fingerprint") or (meta.get("weight_version") if isinstance(meta, dict) else None)
     return ChatReply(
@@ -90,7 +99,7 @@ def read_reply(raw: bytes, asked: Asked, queued_s: float, latency_s: float) -> C
         usage=reply["usage"] if isinstance(reply.get("usage"), dict) else {},
         model_name=_text(reply.get("model")) or asked.model,
         model_version=None if version is None else str(version),
-        raw=redact_bytes(raw),
+        raw=raw,
         request=asked.kept,
         request_digest=asked.digest,
         sent_digest=asked.sent_digest,

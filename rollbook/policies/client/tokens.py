@@ -27,6 +27,30 @@ class TokenEvidence:
     """Why the evidence is incomplete: reasons of the closed set; empty when it is complete."""
 
 
+WITHHELD = TokenEvidence(
+    None, None, None, ("exact_prompt_token_ids_unavailable", "exact_sampled_token_ids_unavailable")
+)
+"""For a call out of which a secret was taken: its tokens would still spell it."""
+
+_SPELLING = ("token_ids", "prompt_token_ids", "logprobs", "meta_info")
+
+
+def without_tokens(reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply without anything that spells its text token by token."""
+    if isinstance(reply.get("choices"), list):
+        choices = [_unspelled(choice) if isinstance(choice, dict) else choice for choice in reply["choices"]]
+        reply = {**reply, "choices": choices}
+    return {key: value for key, value in reply.items() if key not in (*_SPELLING, "prompt_logprobs")}
+
+
+def _unspelled(choice: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in choice.items() if key not in _SPELLING}
+    if isinstance(kept.get("message"), dict):
+        spelled = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+        kept["message"] = {key: value for key, value in kept["message"].items() if key not in spelled}
+    return kept
+
+
 def token_evidence(reply: dict[str, Any], choice: dict[str, Any]) -> TokenEvidence:
     """Read and judge the arrays of a reply."""
     sampled, logprobs = _sampled(choice)
