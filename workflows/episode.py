@@ -19,7 +19,7 @@ from models.episode import (
     EvaluateRequest,
     Finalized,
 )
-from models.outcome import Infra
+from models.outcome import POLICY_STOPS, Infra
 from workflows import calls
 from workflows.calls import Calls, Failure, Superseded
 from workflows.deadline import Deadline, DeadlineReached
@@ -133,8 +133,10 @@ class Episode:
             story.steps, story.last_action = step, decision.summary
             if not decision.model_call_completed:
                 raise Failure(Infra.MODEL_CALL_FAILED, decision.summary)
-            if decision.policy_stop_reason:
-                story.policy_stop_reason = decision.policy_stop_reason
+            if stop := decision.policy_stop_reason:
+                if stop not in POLICY_STOPS:  # no facts can be made of it, and so the attempt could never end
+                    raise Failure(Infra.ROLLOUT_ERROR, f"the policy stopped with {stop!r}, which is no ending")
+                story.policy_stop_reason = stop
                 return
             await self._act(call, story, deadline, decision)
             if decision.terminal_action:

@@ -1,5 +1,6 @@
 """The deadline of an episode, and how freezing stops it."""
 
+import uuid
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from models import names
 from models.episode import Acted
-from tests.doubles.fake_activities import FakeActivities, Gate
+from tests.doubles.fake_activities import FakeActivities, Gate, fake_worker
 from tests.integration import episodekit
 from tests.integration.episodekit import END, SCORE, Handle, begin, frozen, play, replay
 
@@ -116,3 +117,20 @@ async def test_after_a_freeze_the_clock_goes_on_where_it_stood(env: WorkflowEnvi
     first, lease, second = (float(mark.split()[1]) for mark in await marks(handle) if mark.endswith("started"))
     assert (first, lease) == (600, 1000)
     assert 0 < second < 600, "what had passed before the freeze stays passed; the 1000 s of the freeze do not count"
+
+
+async def test_an_episode_can_be_frozen_before_it_begins(env: WorkflowEnvironment) -> None:
+    fakes = FakeActivities(f"q-{uuid.uuid4().hex[:8]}")
+    handle = await begin(env, fakes)
+    await handle.signal(names.FREEZE)
+
+    async def thaw(request: Any) -> None:
+        assert names.DECIDE not in fakes.log, "it stands still before the first step"
+        await handle.signal(names.THAW)
+
+    fakes.on[names.RENEW_LEASE] = thaw
+    async with fake_worker(env.client, fakes):
+        assert (await handle.result()).termination_reason == "agent_done"
+    await replay(handle)
+    timers = [mark for mark in await marks(handle) if mark.endswith("started")]
+    assert timers == ["timer 1200 started", "timer 600 started"], "the clock has not moved"

@@ -170,3 +170,13 @@ async def test_an_end_that_the_ledger_refuses_fails_loudly(env: WorkflowEnvironm
     assert caught.value.cause.type == "LedgerRefused"
     assert "another end is on record" in str(caught.value.cause)
     assert fakes.log[-1] == names.STOP_SANDBOX
+
+
+async def test_an_ending_of_no_vocabulary_is_a_failure_not_a_hang(
+    env: WorkflowEnvironment, fakes: FakeActivities
+) -> None:
+    fakes.decisions = [Decision(policy_stop_reason="bored")]
+    result = await play(env, fakes)
+    assert (result.termination_reason, result.admitted, result.attempts) == ("rollout_error", False, 1)
+    assert "'bored'" in fakes.outcome.detail
+    assert fakes.log[-4:] == [*SCORE, *END]

@@ -323,7 +323,9 @@ def test_the_workflow_sandbox_loads_workflows_and_nothing_heavy() -> None:
 
     Warnings are errors here: a module that the sandbox has to warn about fails.
     """
-    loaded = sandboxed_imports([("workflows.batch", "BenchmarkBatch"), ("workflows.episode", "Episode")])
+    loaded = sandboxed_imports(
+        [("workflows.batch", "BenchmarkBatch"), ("workflows.episode", "Episode"), ("workflows.janitor", "Janitor")]
+    )
     assert {"workflows.batch", "workflows.episode", "workflows.calls"} <= loaded
     assert not [name for name in loaded if name.split(".")[0] in HEAVY | {"models", "rollbook", "activities"}]
 
