@@ -42,22 +42,27 @@ class Episode:
 
     @workflow.run
     async def run(self, start: EpisodeStart) -> EpisodeResult:
-        n = 0
+        n, cancelled = 0, False
         while True:
             n += 1
             try:
                 # shielded: a claim that is cut short may leave an attempt that nobody ends
-                claimed, cancelled = await shielded(calls.claim(ClaimRequest(rollout_key=start.rollout_key, n=n)))
+                claimed, cut = await shielded(calls.claim(ClaimRequest(rollout_key=start.rollout_key, n=n)))
+                cancelled = cancelled or cut
                 if claimed.status != "claimed":
                     return _not_due(start, claimed, n - 1, cancelled)
-                finalized = await self._attempt(start, claimed, cancelled)
+                finalized, cancelled = await self._attempt(start, claimed, cancelled)
             except Superseded:
                 return EpisodeResult(rollout_key=start.rollout_key, status="superseded", attempts=n)
             except Failure as failure:
                 # the ledger refused the claim or the end: a fault of ours, for people and the Janitor to see
                 raise ApplicationError(failure.detail, type="LedgerRefused", non_retryable=True) from failure
             if not finalized.another_attempt:
+                if cancelled:
+                    raise asyncio.CancelledError(_why_cancelled())
                 return _result(start, n, finalized)
+            # cancelled after an end that earned another attempt: that one is claimed and ends as cancelled at once,
+            # or the row would claim to run with nobody there
 
     @workflow.signal(name=names.FREEZE)
     def freeze(self) -> None:
@@ -69,7 +74,8 @@ class Episode:
         """Go on."""
         self._frozen = False
 
-    async def _attempt(self, start: EpisodeStart, claimed: Claimed, cancelled: bool) -> Finalized:
+    async def _attempt(self, start: EpisodeStart, claimed: Claimed, cancelled: bool) -> tuple[Finalized, bool]:
+        """Play one attempt, or end it at once when `cancelled`. Returns its end and whether a cancel has arrived."""
         assert claimed.plan is not None
         attempt = AttemptRef(rollout_key=start.rollout_key, attempt_index=claimed.attempt_index)
         call = Calls(attempt, claimed.plan)
@@ -86,9 +92,7 @@ class Episode:
             cancelled_later = await self._stop_sandbox(call)
         self._show(f"ended: {finalized.termination_reason}")
         _publish(story, finalized)
-        if cancelled or cancelled_late or cancelled_later:
-            raise asyncio.CancelledError(_why_cancelled())
-        return finalized
+        return finalized, cancelled or cancelled_late or cancelled_later
 
     async def _play_to_the_end(self, call: Calls, story: Story) -> bool:
         """Play the attempt; every failure becomes a fact of the story. Returns whether a cancel arrived."""
@@ -179,11 +183,14 @@ class Episode:
 
     async def _stop_sandbox(self, call: Calls) -> bool:
         """Stop the desktop; its failure never changes the result, the Janitor finds what is left."""
-        try:
-            _, cancelled = await shielded(call.stop_sandbox())
-        except Exception as error:
-            workflow.logger.warning("the desktop was not stopped: %s", error)
-            return False
+
+        async def stop() -> None:
+            try:
+                await call.stop_sandbox()
+            except Exception as error:
+                workflow.logger.warning("the desktop was not stopped: %s", error)
+
+        _, cancelled = await shielded(stop())
         return cancelled
 
     def _show(self, phase: str) -> None:

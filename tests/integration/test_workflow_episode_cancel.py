@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
 from models import names
@@ -80,7 +81,25 @@ async def test_a_cancel_during_cleanup_prevents_the_next_attempt(
     await handle.cancel()
     gate.opened.set()
     await ends_cancelled(handle)
-    assert fakes.count(names.CLAIM) == 1
+    # the attempt that was due ends as cancelled without having begun: no row is left that claims to run
+    assert fakes.count(names.CLAIM) == fakes.count(names.FINALIZE) == 2
+    assert fakes.outcome.facts.infrastructure_failure_reason is Infra.CANCELLED
+    assert fakes.count(names.START_SANDBOX) == 1
+
+
+async def test_a_cancel_while_a_desktop_cannot_be_stopped_counts(
+    env: WorkflowEnvironment, fakes: FakeActivities
+) -> None:
+    async def refuses(_: Any) -> None:
+        await handle.cancel()
+        await asyncio.sleep(0.3)
+        raise ApplicationError("the engine is away", type=Infra.ROLLOUT_ERROR, non_retryable=True)
+
+    fakes.on[names.STOP_SANDBOX] = refuses
+    fakes.on[names.ACT] = fails(Infra.SANDBOX_LOST)
+    handle = await begin(env, fakes)
+    await ends_cancelled(handle)
+    assert fakes.count(names.START_SANDBOX) == 1
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
