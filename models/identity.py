@@ -5,7 +5,8 @@ import json
 import re
 from typing import Any
 
-BATCH_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+BATCH_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
+"""At most 128 characters: domain, task and sample are added to it, and Temporal takes ids of up to 1,000."""
 
 
 def canonical_json(value: Any) -> str:

@@ -1,13 +1,22 @@
 """One Temporal plugin: converter, workflows, activities and sandbox pass-through, the same for workers, clients,
 tests and the replayer, so that they cannot drift apart."""
 
-import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
-from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.converter import DefaultFailureConverter, PayloadConverter
+from temporalio.contrib.pydantic import PydanticJSONPlainPayloadConverter
+from temporalio.converter import (
+    CompositePayloadConverter,
+    DataConverter,
+    DefaultFailureConverter,
+    DefaultPayloadConverter,
+    JSONPlainPayloadConverter,
+    PayloadConverter,
+)
 from temporalio.plugin import SimplePlugin
 from temporalio.worker import WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
@@ -33,7 +42,32 @@ class RedactingFailureConverter(DefaultFailureConverter):
         failure.stack_trace = redact(failure.stack_trace)
 
 
-DATA_CONVERTER = dataclasses.replace(pydantic_data_converter, failure_converter_class=RedactingFailureConverter)
+class _PlainJson(PydanticJSONPlainPayloadConverter):
+    """Any JSON that another client could send is read; what it is worth, `read_spec` and the handlers say.
+
+    pydantic refuses half a character ("\\ud83d"), and an input that is not read hangs its workflow for ever.
+    """
+
+    def from_payload(self, payload: Payload, type_hint: type | None = None) -> Any:
+        """Read as pydantic does; as Python's `json` where that gives up and no type is asked for."""
+        try:
+            return super().from_payload(payload, type_hint)
+        except ValidationError:
+            if type_hint not in (None, Any):
+                raise
+            return json.loads(payload.data)
+
+
+class _Payloads(CompositePayloadConverter):
+    """The converters of the SDK with ours in place of its JSON."""
+
+    def __init__(self) -> None:
+        ours = _PlainJson()
+        converters = DefaultPayloadConverter.default_encoding_payload_converters
+        super().__init__(*(ours if isinstance(one, JSONPlainPayloadConverter) else one for one in converters))
+
+
+DATA_CONVERTER = DataConverter(payload_converter_class=_Payloads, failure_converter_class=RedactingFailureConverter)
 
 
 class RollbookPlugin(SimplePlugin):

@@ -243,7 +243,7 @@ def _read(batch_id: str, inputs: tuple[Any, ...]) -> BatchSpec | str:
     if len(inputs) != 1:
         return f"the input must be one JSON object, the batch spec (given: {len(inputs)} inputs)"
     if not BATCH_ID.match(batch_id):
-        return "workflow id: a batch id holds letters, digits, '_', '.' and '-' only"
+        return "workflow id: a batch id holds letters, digits, '_', '.' and '-' only, at most 128 of them"
     try:
         return read_spec(inputs[0])
     except ValueError as error:

@@ -49,7 +49,7 @@ async def register_batch(
     another contract or selection.
     """
     if not BATCH_ID.match(request.batch_id):
-        raise InvalidInput(f"batch_id: {request.batch_id!r}: letters, digits, '_', '.' and '-' only")
+        raise InvalidInput(f"batch_id: {request.batch_id!r}: letters, digits, '_', '.' and '-' only, at most 128")
     if await _launched(conn, request):
         return await _registered(conn, request.batch_id, 0)
     task_set = await find_task_set(conn, request.spec.task_set)
