@@ -45,7 +45,9 @@ class LedgerActivities:
     @reported
     async def finalize(self, request: FinalizeRequest) -> Finalized:
         """End an attempt: outcome, admission and selection in one transaction."""
-        return await self._services.ledger.finalize(request, run_id())
+        finalized = await self._services.ledger.finalize(request, run_id())
+        self._services.bell.ring()
+        return finalized
 
     @activity.defn(name=names.REGISTER_BATCH)
     @reported

@@ -24,11 +24,12 @@ from activities.support import Activities, beating, reported
 from models import attributes, names
 from models.batch import CloseBatch, Control, Counts, PumpRequest, PumpResult
 from models.episode import EpisodeStart
+from rollbook.bell import heard
 from rollbook.ledger.records import StartRow
 from rollbook.services import Services
 
-IDLE_S = 0.25
-"""Pause between two looks at the ledger when there is nothing to start."""
+IDLE_S = 0.5
+"""Longest pause between two looks at the ledger. An episode that ends in this process rings before."""
 STARTS_AT_ONCE = 16
 STALE_QUEUED_S = 30.0
 """A started episode that has not claimed for so long is started again; harmless when it is only waiting."""
@@ -60,6 +61,7 @@ class PumpActivities:
             if request.thaw and not (await ledger.batch_control(batch_id)).frozen:
                 await self._each(await ledger.in_flight(batch_id), self._thaw)
             while True:
+                ring = self._services.bell.next_ring
                 control = await ledger.batch_control(batch_id)
                 stopping = control.stopping or control.cancelling
                 if not (control.paused or control.cancelling):
@@ -73,7 +75,7 @@ class PumpActivities:
                     counts = await ledger.counts(batch_id)
                     return PumpResult.model_validate({"state": state, "counts": counts})
                 note("paused" if control.paused else "running")
-                await asyncio.sleep(IDLE_S)
+                await heard(ring, IDLE_S)
 
     @activity.defn(name=names.CLOSE_BATCH)
     @reported

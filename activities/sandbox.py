@@ -75,6 +75,7 @@ class SandboxActivities:
             await remove_sandbox(services.provider(lease.provider), lease)
             await asyncio.to_thread(shutil.rmtree, services.work_dir(lease.sandbox_key), ignore_errors=True)
         await services.ledger.sandbox_stopped(lease.sandbox_key, reason="the attempt ended")
+        services.bell.ring()
 
     def _spec(self, context: AttemptContext) -> SandboxSpec:
         settings = self._services.settings

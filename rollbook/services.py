@@ -6,6 +6,7 @@ from pathlib import Path
 
 from models.episode import Desk
 from rollbook.artifacts import ArtifactStore
+from rollbook.bell import Bell
 from rollbook.desktop.driver import Driver
 from rollbook.desktop.http_driver import HttpDriver
 from rollbook.desktop.null_driver import NullDriver
@@ -27,6 +28,8 @@ class Services:
     providers: Mapping[str, SandboxProvider] = field(default_factory=dict)
     evaluator: EvaluatorEnv | None = None
     artifact_base_url: str = ""
+    bell: Bell = field(default_factory=Bell)
+    """Rung when an episode of this process ended or its desktop is gone."""
     models: ModelClients = field(default_factory=ModelClients)
 
     def provider(self, name: str) -> SandboxProvider:
