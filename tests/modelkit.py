@@ -1,11 +1,13 @@
 """Model episodes for tests: the model server's endpoint file, specs, and what the ledger holds of an episode."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from rollbook.ledger.recorded import Recorded
-from tests.doubles.model_server import ModelServer
-from tests.system import System, null_spec
+from tests.doubles.model_server import Call, ModelServer
+from tests.system import System, null_spec, running_system, system_settings
 
 KEY = "mk-0123456789abcdef"
 
@@ -40,6 +42,41 @@ def code(actions: str, thought: str = "I see the screen.", action: str = "Act.")
 DONE = (
     '## Thought:\nAll is done.\n\n## Action:\nFinish.\n\n## Code:\n```python\ncomputer.terminate(status="success")\n```'
 )
+
+
+class Scenario:
+    """What the model answers; a test puts its own in."""
+
+    def __init__(self) -> None:
+        self.answer: Any = lambda call: DONE
+        self.calls: list[Call] = []
+
+    def __call__(self, call: Call) -> Any:
+        self.calls.append(call)
+        return self.answer(call)
+
+
+@asynccontextmanager
+async def model_system(
+    directory: Path, database_url: str, temporal_address: str, deployment_id: str, said: Scenario, **settings: Any
+) -> AsyncIterator[System]:
+    """A system whose endpoint `test` is the scenario."""
+    directory.mkdir()
+    async with ModelServer(said, api_key=KEY) as server:
+        found = system_settings(
+            directory,
+            database_url,
+            deployment_id,
+            endpoints_file=endpoints_file(directory, {"test": server}),
+            **settings,
+        )
+        async with running_system(found, temporal_address) as system:
+            yield system
+
+
+def click_until(last: int) -> Any:
+    """Another click in every step, then done."""
+    return lambda call: DONE if call.step > last else code(f"pyautogui.click(0.{call.step:02d}, 0.5)")
 
 
 async def recorded(system: System, batch_id: str) -> list[Recorded]:

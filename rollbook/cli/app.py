@@ -11,6 +11,7 @@ from rollbook.cli import (
     control,
     decide,
     demo,
+    imports,
     machine,
     probe,
     reconcile,
@@ -23,6 +24,8 @@ from rollbook.cli import (
     submit,
     watch,
 )
+from rollbook.cli.evidence import evidence
+from rollbook.cli.export import export
 from rollbook.cli.out import say
 from rollbook.cli.sandboxes import sandboxes
 
@@ -71,6 +74,9 @@ app.command(rich_help_panel=STACK, context_settings={"allow_extra_args": True, "
 )
 app.add_typer(catalog.tasks, name="tasks", rich_help_panel=SETUP)
 app.add_typer(catalog.scripts, name="scripts", rich_help_panel=SETUP)
+app.add_typer(evidence, name="evidence", rich_help_panel=RESULTS)
+app.add_typer(export, name="export", rich_help_panel=RESULTS)
+app.add_typer(imports.imports, name="import", rich_help_panel=RESULTS)
 app.add_typer(sandboxes, name="sandboxes", rich_help_panel=STACK)
 
 

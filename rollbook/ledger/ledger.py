@@ -21,6 +21,7 @@ from rollbook.ledger import (
     decisions,
     fence,
     finalize,
+    imports,
     pump,
     reconcile,
     redecide,
@@ -263,6 +264,21 @@ class Ledger:
         async with reading(self.engine) as conn:
             return await recording.rollouts_of(conn, batch_id)
 
+    async def members_of(self, batch_id: str) -> dict[str, recording.Row]:
+        """Group statistics of every final rollout of a batch, by its key."""
+        async with reading(self.engine) as conn:
+            return await recording.members_of(conn, batch_id)
+
+    async def batch_of(self, batch_id: str) -> recording.Row:
+        """A batch with its contract; raises InvalidInput."""
+        async with reading(self.engine) as conn:
+            return await recording.batch_of(conn, batch_id)
+
+    async def planned_rollout(self, rollout_key: str) -> recording.Row:
+        """A planned row with contract and task document, attempted or not; raises InvalidInput."""
+        async with reading(self.engine) as conn:
+            return await recording.planned_rollout(conn, rollout_key)
+
     async def recorded(self, rollout_key: str, attempt: int | None = None) -> recording.Recorded:
         """Everything about one attempt, the selected one by default; raises InvalidInput."""
         async with transaction(self.engine) as conn:
@@ -374,6 +390,11 @@ class Ledger:
             if last is None:
                 return done
             after = last
+
+    async def import_results(self, source: imports.Source) -> Registered:
+        """Import results that ran elsewhere as one finished batch, all of them or nothing."""
+        async with transaction(self.engine) as conn:
+            return await imports.import_results(conn, source)
 
     async def audit(self, batch_id: str, artifacts: auditing.Artifacts | None = None) -> AuditReport:
         """Prove the roll call of a batch, or list what is wrong; without `artifacts` their bytes are not read."""

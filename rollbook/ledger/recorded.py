@@ -15,11 +15,8 @@ _SPEC = text("SELECT spec FROM registration WHERE batch_id = :batch_id ORDER BY 
 
 _ROLLOUTS = text("""
     SELECT rollout_key, domain, task_id, sample, state, selected_attempt, plan_order,
-           coalesce(decision.admitted, false) AS admitted
-    FROM rollout LEFT JOIN current_admission AS decision USING (rollout_key)
-    WHERE batch_id = :batch_id AND (decision.rollout_key IS NULL
-        OR (decision.attempt_index = selected_attempt AND decision.scope = 'runtime'))
-    ORDER BY plan_order
+           admitted, score
+    FROM rollout_result WHERE batch_id = :batch_id ORDER BY plan_order
 """)
 
 _ROLLOUT = text("""
@@ -36,6 +33,17 @@ _TURNS = text("SELECT * FROM turn WHERE rollout_key = :key AND attempt_index = :
 _DECISIONS = text("""
     SELECT scope, admitted, reason, policy_id, decided_by, decision_index FROM current_admission
     WHERE rollout_key = :key AND attempt_index = :attempt ORDER BY scope
+""")
+
+
+_MEMBERS = text("""
+    SELECT rollout_key, group_members, group_valid, group_baseline, group_advantage, training_admitted,
+           training_reason, trainable
+    FROM training_rows WHERE batch_id = :batch_id
+""")
+
+_BATCH = text("""
+    SELECT batch_id, contract, contract_digest, deployment_id, purpose, created_at FROM batch WHERE batch_id = :batch_id
 """)
 
 
@@ -95,11 +103,31 @@ async def rollouts_of(conn: AsyncConnection, batch_id: str) -> list[Row]:
     return found
 
 
-async def recorded(conn: AsyncConnection, rollout_key: str, attempt: int | None = None) -> Recorded:
-    """An attempt of a rollout, the selected (else the newest) one by default; raises InvalidInput."""
+async def members_of(conn: AsyncConnection, batch_id: str) -> dict[str, Row]:
+    """Group statistics of every final rollout, by its key; masked members have no vote in them."""
+    rows = (await conn.execute(_MEMBERS, {"batch_id": batch_id})).mappings()
+    return {row["rollout_key"]: dict(row) for row in rows}
+
+
+async def batch_of(conn: AsyncConnection, batch_id: str) -> Row:
+    """A batch with its contract; raises InvalidInput for an unknown one."""
+    found = (await conn.execute(_BATCH, {"batch_id": batch_id})).mappings().first()
+    if found is None:
+        raise InvalidInput(f"batch: the ledger has no batch {batch_id!r}")
+    return dict(found)
+
+
+async def planned_rollout(conn: AsyncConnection, rollout_key: str) -> Row:
+    """A planned row with contract and task document, attempted or not; raises InvalidInput."""
     row = (await conn.execute(_ROLLOUT, {"key": rollout_key})).mappings().first()
     if row is None:
         raise InvalidInput(f"rollout: the ledger has no rollout {rollout_key!r}")
+    return dict(row)
+
+
+async def recorded(conn: AsyncConnection, rollout_key: str, attempt: int | None = None) -> Recorded:
+    """An attempt of a rollout, the selected (else the newest) one by default; raises InvalidInput."""
+    row = await planned_rollout(conn, rollout_key)
     wanted = attempt or row["selected_attempt"] or row["current_attempt"]
     values = {"key": rollout_key, "attempt": wanted}
     made = (await conn.execute(_ATTEMPT, values)).mappings().first()
@@ -107,7 +135,7 @@ async def recorded(conn: AsyncConnection, rollout_key: str, attempt: int | None 
         raise InvalidInput(f"attempt: {rollout_key} has no attempt {wanted or 'yet'}")
     ended = (await conn.execute(_OUTCOME, values)).mappings().first()
     return Recorded(
-        rollout=dict(row),
+        rollout=row,
         attempt=dict(made),
         outcome=None if ended is None else dict(ended),
         calls=[dict(call) for call in (await conn.execute(_CALLS, values)).mappings()],

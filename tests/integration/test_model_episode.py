@@ -1,6 +1,7 @@
 """Episodes that a model decides, on the do-nothing desktop: real HTTP, real rows, every prompt rendered again."""
 
 import hashlib
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,21 +10,9 @@ import pytest
 
 from rollbook.evidence.verify import verify
 from rollbook.ledger.recorded import Recorded
-from tests.doubles.model_server import Call, ModelServer, Reply
-from tests.modelkit import DONE, KEY, code, endpoints_file, model_spec, recorded
-from tests.system import System, running_system, small_tasks, system_settings
-
-
-class Scenario:
-    """What the model answers; a test puts its own in."""
-
-    def __init__(self) -> None:
-        self.answer: Any = lambda call: DONE
-        self.calls: list[Call] = []
-
-    def __call__(self, call: Call) -> Any:
-        self.calls.append(call)
-        return self.answer(call)
+from tests.doubles.model_server import Call, Reply
+from tests.modelkit import DONE, Scenario, click_until, code, model_spec, model_system, recorded
+from tests.system import System, small_tasks
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +24,9 @@ async def said() -> Scenario:
 async def system(
     scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str, said: Scenario
 ) -> AsyncIterator[System]:
-    directory = scratch / "model"
-    directory.mkdir()
-    async with ModelServer(said, api_key=KEY) as server:
-        settings = system_settings(
-            directory,
-            module_database_url,
-            deployment_id,
-            endpoints_file=endpoints_file(directory, {"test": server}),
-        )
-        async with running_system(settings, temporal_address) as system:
-            await system.register_tasks("one", small_tasks(1))
-            yield system
+    async with model_system(scratch / "model", module_database_url, temporal_address, deployment_id, said) as system:
+        await system.register_tasks("one", small_tasks(1))
+        yield system
 
 
 async def play(system: System, said: Scenario, answer: Any, batch_id: str, spec: dict[str, Any]) -> Recorded:
@@ -62,11 +42,6 @@ async def play(system: System, said: Scenario, answer: Any, batch_id: str, spec:
     return attempt
 
 
-def click_until(last: int) -> Any:
-    """Another click in every step, then done."""
-    return lambda call: DONE if call.step > last else code(f"pyautogui.click(0.{call.step:02d}, 0.5)")
-
-
 async def test_fixed_3_over_10_steps_is_10_contexts_each_reproducible(system: System, said: Scenario) -> None:
     attempt = await play(system, said, click_until(9), "m-fixed", model_spec("one"))
     assert attempt.outcome is not None
@@ -77,7 +52,7 @@ async def test_fixed_3_over_10_steps_is_10_contexts_each_reproducible(system: Sy
     for row, call in zip(attempt.calls, said.calls, strict=True):
         sent = call.raw
         for picture in call.pictures:
-            url = b"data:image/png;base64," + _base64(picture.data)
+            url = b"data:image/png;base64," + b64encode(picture.data)
             sent = sent.replace(url, b"media://" + picture.sha256.encode())
         assert hashlib.sha256(sent).hexdigest() == row["prompt_sha256"], "the prompt as it went over the wire"
         assert row["telemetry"]["history"]["history_policy_id"] == "osworld-history-policy-d171b7730c73e7c384ab2b25"
@@ -213,9 +188,3 @@ async def test_a_replay_plays_the_recorded_actions(system: System, said: Scenari
     assert {call["policy_kind"] for call in again.calls} == {"replay"}
     assert (await system.run_batch(spec, "m-replay")).state == "already complete"
     assert (await system.audit("m-replay")).ok
-
-
-def _base64(data: bytes) -> bytes:
-    import base64
-
-    return base64.b64encode(data)

@@ -1,0 +1,221 @@
+"""The evidence of one attempt, its arrays read: what trajectories, envelopes and exports are built from.
+
+Pure once loaded. A call that got no reply sampled nothing that anybody used; it is listed as a failure of its step and
+is not a generation.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from models.identity import derived_group_id, short_id
+from rollbook.errors import ArtifactError
+from rollbook.ledger.identity import policy_name
+from rollbook.ledger.recorded import Recorded, Row
+
+REASONS = frozenset(
+    [
+        "model_call_evidence_unavailable",
+        "model_call_evidence_invalid",
+        "model_call_parse_attempt_invalid",
+        "exact_prompt_messages_unavailable",
+        "structured_generation_response_unavailable",
+        "exact_prompt_token_ids_unavailable",
+        "exact_prompt_token_ids_invalid",
+        "exact_sampled_token_ids_unavailable",
+        "exact_sampled_token_ids_invalid",
+        "exact_sampled_logprobs_unavailable",
+        "exact_sampled_logprobs_invalid",
+        "sampled_token_logprob_length_mismatch",
+        "caller_owned_rollout_identity_unavailable",
+        "rollout_sample_masked",
+    ]
+)
+"""Why exact evidence is incomplete: the closed set of upstream contract §3.1."""
+
+
+class Artifacts(Protocol):
+    """The artifact store, as far as evidence needs it."""
+
+    async def get(self, sha256: str) -> bytes:
+        """Bytes by digest; raises ArtifactError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token arrays as the server gave them; None where it did not."""
+
+    prompt_token_ids: list[int] | None = None
+    sampled_token_ids: list[int] | None = None
+    sampled_logprobs: list[float] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As they are exported."""
+        return {
+            "prompt_token_ids": self.prompt_token_ids,
+            "sampled_token_ids": self.sampled_token_ids,
+            "sampled_logprobs": self.sampled_logprobs,
+        }
+
+
+@dataclass(frozen=True)
+class CallEvidence:
+    """One call with its arrays."""
+
+    row: Row
+    turn_id: int | None
+    """1, 2, … over the calls that got a reply; None without one."""
+    model_call_id: str
+    prompt: dict[str, Any] | None
+    """The request as asked, images as `media://` references."""
+    tokens: Tokens
+    media: list[dict[str, Any]]
+    """Images of the prompt in order, with repeats: media_id, sha256, width, height."""
+    reasons: list[str]
+    """Why the exact evidence of this call is incomplete; empty when it is complete."""
+
+    @property
+    def media_ids(self) -> list[str]:
+        """Ordered ids, with repeats."""
+        return [one["media_id"] for one in self.media]
+
+    @property
+    def said(self) -> Row:
+        """The parts of the reply."""
+        return self.row["said"] or {}
+
+    @property
+    def telemetry(self) -> Row:
+        """What was noted with the call."""
+        return self.row["telemetry"] or {}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An attempt with the evidence of its calls."""
+
+    attempt: Recorded
+    calls: list[CallEvidence] = field(default_factory=list)
+
+    @cached_property
+    def generations(self) -> list[CallEvidence]:
+        """The calls that got a reply."""
+        return [call for call in self.calls if call.turn_id is not None]
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The logical identity (upstream contract §2.1); the physical execution is not part of it."""
+        return identity_of(self.attempt)
+
+    @cached_property
+    def trajectory_id(self) -> str:
+        """Stable over executions."""
+        return trajectory_id(self.attempt)
+
+    @cached_property
+    def media(self) -> dict[str, dict[str, Any]]:
+        """The media arena: every image once, by media id."""
+        return {one["media_id"]: one for call in self.calls for one in call.media}
+
+    @property
+    def incomplete_reasons(self) -> list[str]:
+        """Why there is no exact envelope; empty when there is one."""
+        found = {reason for call in self.generations for reason in call.reasons}
+        if not self.generations:
+            found.add("model_call_evidence_unavailable")
+        if self.attempt.rollout["identity_source"] != "caller":
+            found.add("caller_owned_rollout_identity_unavailable")
+        if not self.attempt.decision("runtime")["admitted"]:
+            found.add("rollout_sample_masked")
+        return sorted(found)
+
+    @property
+    def evidence_complete(self) -> bool:
+        """Every call has its prompt, reply and token arrays; identity and admission are other questions."""
+        return bool(self.generations) and not any(call.reasons for call in self.generations)
+
+
+def identity_of(attempt: Recorded) -> dict[str, Any]:
+    """Identity fields of an attempt; upstream counts attempts from 0."""
+    rollout = attempt.rollout
+    caller = {name: rollout[name] for name in ("sampling_event_id", "source_group_id") if rollout[name] is not None}
+    return {
+        "schema_version": 1,
+        "rollout_id": attempt.attempt["trajectory_rollout_id"],
+        "group_id": rollout["group_id"] or derived_group_id(rollout["task_id"]),
+        "task_id": rollout["task_id"],
+        "rollout_index": rollout["rollout_index"],
+        "attempt_index": attempt.attempt_index - 1,
+        **caller,
+    }
+
+
+def trajectory_id(attempt: Recorded) -> str:
+    """Id of the trajectory: identity and model."""
+    return short_id("trajectory", identity_of(attempt), policy_name(attempt.contract))
+
+
+async def load_calls(attempt: Recorded, artifacts: Artifacts) -> Loaded:
+    """Read prompts and token arrays; a missing or corrupt artifact makes its call incomplete, it is no error."""
+    read = await asyncio.gather(*(_read(row, artifacts) for row in attempt.calls))
+    trajectory, turn_id, calls = trajectory_id(attempt), 0, []
+    known: dict[str, dict[str, Any]] = {}
+    for row, (prompt, tokens, reasons) in zip(attempt.calls, read, strict=True):
+        turn_id += int(row["completed"])
+        telemetry = row["telemetry"] or {}
+        if image := telemetry.get("image"):
+            width, height = image["sent"]
+            known[image["sha256"]] = {
+                "media_id": image["media_id"],
+                "sha256": image["sha256"],
+                "width": width,
+                "height": height,
+            }
+        calls.append(
+            CallEvidence(
+                row=row,
+                turn_id=turn_id if row["completed"] else None,
+                model_call_id=short_id("model-call", trajectory, row["step"] - 1, row["parse_attempt"]),
+                prompt=prompt,
+                tokens=tokens,
+                media=[known[sha256] for sha256 in telemetry.get("media", []) if sha256 in known],
+                reasons=reasons,
+            )
+        )
+    return Loaded(attempt, calls)
+
+
+async def _read(row: Row, artifacts: Artifacts) -> tuple[dict[str, Any] | None, Tokens, list[str]]:
+    telemetry = row["telemetry"] or {}
+    noted = telemetry.get("token_problems")
+    if noted is None:  # a policy without a model behind it, or a call without a reply
+        reasons = {"model_call_evidence_unavailable"}
+    else:
+        reasons = {reason if reason in REASONS else "model_call_evidence_invalid" for reason in noted}
+    prompt = await _json(row["prompt_sha256"], artifacts)
+    if prompt is None:
+        reasons.add("exact_prompt_messages_unavailable")
+    if row["response_sha256"] is None or await _bytes(row["response_sha256"], artifacts) is None:
+        reasons.add("structured_generation_response_unavailable")
+    arrays = await _json(row["tokens_sha256"], artifacts)
+    if arrays is None and noted == []:
+        reasons.add("model_call_evidence_invalid")
+    return prompt, Tokens(**(arrays or {})), sorted(reasons)
+
+
+async def _bytes(sha256: str | None, artifacts: Artifacts) -> bytes | None:
+    if sha256 is None:
+        return None
+    try:
+        return await artifacts.get(sha256)
+    except ArtifactError:
+        return None
+
+
+async def _json(sha256: str | None, artifacts: Artifacts) -> dict[str, Any] | None:
+    data = await _bytes(sha256, artifacts)
+    found: dict[str, Any] | None = None if data is None else json.loads(data)
+    return found

@@ -1,0 +1,137 @@
+"""The semantic trajectory: what happened, for every policy, with or without token arrays (upstream contract §3.2)."""
+
+from typing import Any
+
+from models.contract import agent_contract_id
+from models.identity import short_id
+from rollbook.evidence.failures import parse_failure
+from rollbook.evidence.load import CallEvidence, Loaded
+from rollbook.ledger.identity import policy_name
+from rollbook.ledger.recorded import Row
+
+
+def semantic_trajectory(loaded: Loaded) -> dict[str, Any]:
+    """Contract, transitions and media arena, as plain JSON."""
+    return {
+        "trajectory_contract": trajectory_contract(loaded),
+        "trajectory_transitions": transitions(loaded),
+        "media_assets": media_assets(loaded),
+    }
+
+
+def trajectory_contract(loaded: Loaded) -> dict[str, Any]:
+    """Identity, counts, and the two admissions apart; its id covers no physical execution."""
+    attempt = loaded.attempt
+    runtime, reasons = attempt.decision("runtime"), loaded.incomplete_reasons
+    body = {
+        "schema_version": 2,
+        "mode": "osworld_semantic_trajectory",
+        **{name: value for name, value in loaded.identity.items() if name != "schema_version"},
+        "identity_source": attempt.rollout["identity_source"],
+        "trajectory_id": loaded.trajectory_id,
+        "model_name": policy_name(attempt.contract),
+        "agent_contract_id": agent_contract_id(attempt.contract),
+        "transition_count": len(_steps(loaded)),
+        "model_call_count": len(loaded.generations),
+        "capabilities": {
+            "semantic_trajectory": True,
+            "exact_model_call_evidence": loaded.evidence_complete,
+            "arbitrary_prompt_rewrites": True,
+            "trainable_token_reconstruction": loaded.evidence_complete,
+        },
+        "runtime_admission": {
+            "eligible": runtime["admitted"],
+            "reason": runtime["reason"],
+            "policy_id": runtime["policy_id"],
+        },
+        "exact_trace_admission": {
+            "decision_owner": "training_consumer",
+            "evidence_complete": loaded.evidence_complete,
+            "caller_identity_available": attempt.rollout["identity_source"] == "caller",
+            "incomplete_reasons": reasons,
+        },
+        "training_eligibility": {
+            "status": "ineligible" if reasons else "requires_runtime_admission",
+            "incomplete_reasons": reasons,
+        },
+    }
+    return body | {"trajectory_contract_id": short_id("trajectory-contract", body)}
+
+
+def transitions(loaded: Loaded) -> list[dict[str, Any]]:
+    """One per step of the environment; the last one carries the reward."""
+    outcome = loaded.attempt.outcome or {}
+    eligible = bool(loaded.attempt.decision("runtime")["admitted"])
+    turns = {turn["step"]: turn for turn in loaded.attempt.turns}
+    steps = _steps(loaded)
+    made = []
+    for step in steps:
+        last = step == steps[-1]
+        calls = [call for call in loaded.calls if call.row["step"] == step]
+        made.append(
+            {
+                "transition_id": short_id("transition", loaded.trajectory_id, step - 1),
+                "turn_id": step,
+                "state": {
+                    "observation": _observation(turns.get(step - 1)),
+                    "model_call_ids": [call.model_call_id for call in calls if call.turn_id is not None],
+                },
+                "action": _action(calls),
+                "parse_failure": parse_failure([call.row for call in calls]),
+                "reward": outcome.get("reward") if last else 0.0,
+                # the last step may end the episode without a further look
+                "next_state": {"observation": _observation(turns.get(step))},
+                "done": last,
+                "eligible": eligible,
+                "runtime_eligible": eligible,
+            }
+        )
+    return made
+
+
+def media_assets(loaded: Loaded) -> list[dict[str, Any]]:
+    """Every image once; its bytes are the artifact with the content digest."""
+    return [
+        {
+            "media_id": one["media_id"],
+            "content_digest": one["sha256"],
+            "source_part": {"type": "image_url", "image_url": f"media://{one['sha256']}", "detail": None},
+            "original_dimensions": None,
+            "color_mode": None,
+            "source_format": None,
+            "sent_size": [one["width"], one["height"]],
+        }
+        for _, one in sorted(loaded.media.items())
+    ]
+
+
+def _steps(loaded: Loaded) -> list[int]:
+    return sorted({call.row["step"] for call in loaded.calls})
+
+
+def _observation(turn: Row | None) -> dict[str, Any] | None:
+    if turn is None:
+        return None
+    names = ("screenshot_sha256", "accessibility_tree_sha256", "terminal_sha256")
+    return {name: turn[name] for name in names if turn[name] is not None}
+
+
+def _action(calls: list[CallEvidence]) -> dict[str, Any]:
+    decided = [call for call in calls if call.row["accepted"]]
+    if not decided:
+        last = calls[-1]
+        return {
+            "raw_completion": last.said.get("content"),
+            "parsed_actions": [],
+            "terminal_action": None,
+            "policy_stop_reason": last.row["policy_stop_reason"],
+            "accepted_model_call_id": None,
+        }
+    call = decided[-1]
+    return {
+        "raw_completion": call.said.get("content"),
+        "parsed_actions": call.row["actions"],
+        "terminal_action": call.row["terminal_action"],
+        "policy_stop_reason": None,
+        "accepted_model_call_id": call.model_call_id,
+    }

@@ -1,0 +1,108 @@
+"""The training export: every final rollout of a batch, one JSON line per model call.
+
+Each rollout is written as a part of its own first, named by what it was made from; an export that was interrupted goes
+on with the parts that still fit. The file itself appears whole, next to a manifest with counts and digests.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.contract import agent_contract, agent_contract_id
+from rollbook.errors import InvalidInput
+from rollbook.evidence.load import Artifacts, load_calls
+from rollbook.export.files import line, parent_of, write_whole
+from rollbook.export.training_rows import SCHEMA, rows_of, source_of
+from rollbook.ledger import Ledger
+
+
+@dataclass
+class Totals:
+    """What went into an export."""
+
+    rows: int = 0
+    rollouts: int = 0
+    masked: int = 0
+    without_calls: int = 0
+    complete: int = 0
+    parts_reused: int = 0
+
+
+async def export_training(
+    ledger: Ledger,
+    artifacts: Artifacts,
+    batch_id: str,
+    out: Path,
+    *,
+    partial: bool = False,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> dict[str, Any]:
+    """Write `out` and `<out>.manifest.json`; the manifest.
+
+    Raises InvalidInput for an unknown batch, and for one that is not whole unless `partial`.
+    """
+    batch = await ledger.batch_of(batch_id)
+    planned = await ledger.rollouts_of(batch_id)
+    final = [row for row in planned if row["state"] == "final"]
+    if len(final) < len(planned) and not partial:
+        raise InvalidInput(
+            f"batch: {len(planned) - len(final)} of {len(planned)} rollouts of {batch_id} are not final; "
+            "wait for them, or say --partial"
+        )
+    parts = _parts_directory(out)
+    members, totals, made = await ledger.members_of(batch_id), Totals(), []
+    for number, row in enumerate(final):
+        made.append(await _part(ledger, artifacts, parts, row, members[row["rollout_key"]], totals))
+        progress(number + 1, len(final))
+    sha256 = write_whole(out, _joined(made))
+    manifest = {
+        "schema": SCHEMA,
+        "batch_id": batch_id,
+        "contract_digest": batch["contract_digest"],
+        "agent_contract": agent_contract(batch["contract"]),
+        "agent_contract_id": agent_contract_id(batch["contract"]),
+        "rollout_purpose": batch["purpose"],
+        "planned": len(planned),
+        "final": len(final),
+        "masked": totals.masked,
+        "rollouts_without_calls": totals.without_calls,
+        "rollouts_with_complete_evidence": totals.complete,
+        "rows": totals.rows,
+        "file": out.name,
+        "sha256": sha256,
+    }
+    write_whole(out.with_name(f"{out.name}.manifest.json"), [line(manifest)])
+    shutil.rmtree(parts)
+    return manifest | {"parts_reused": totals.parts_reused}
+
+
+def _parts_directory(out: Path) -> Path:
+    parts = parent_of(out) / f"{out.name}.parts"
+    parts.mkdir(exist_ok=True)
+    return parts
+
+
+async def _part(
+    ledger: Ledger, artifacts: Artifacts, parts: Path, row: dict[str, Any], member: dict[str, Any], totals: Totals
+) -> Path:
+    loaded = await load_calls(await ledger.recorded(row["rollout_key"]), artifacts)
+    source = hashlib.sha256(source_of(loaded, member).encode()).hexdigest()
+    path = parts / f"{row['plan_order']:08d}-{source[:32]}.jsonl"
+    totals.rollouts += 1
+    totals.rows += len(loaded.calls)
+    totals.masked += int(not row["admitted"])
+    totals.without_calls += int(not loaded.calls)
+    totals.complete += int(loaded.evidence_complete)
+    if path.exists():
+        totals.parts_reused += 1
+    else:
+        write_whole(path, (line(one) for one in rows_of(loaded, member)))
+    return path
+
+
+def _joined(parts: list[Path]) -> Iterator[bytes]:
+    for part in parts:
+        yield part.read_bytes()

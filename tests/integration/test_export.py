@@ -1,0 +1,232 @@
+"""Exports of a batch that a model played: rows that a trainer can trust, the same bytes every time."""
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from rollbook.errors import InvalidInput
+from rollbook.evidence.exact import exact_envelope
+from rollbook.evidence.load import load_calls
+from rollbook.evidence.trajectory import semantic_trajectory
+from rollbook.evidence.verify import verify
+from rollbook.export.gym import export_gym
+from rollbook.export.training import export_training
+from tests.doubles.model_server import Call, Reply
+from tests.modelkit import DONE, Scenario, code, model_spec, model_system, recorded
+from tests.system import System, small_tasks
+
+BATCH = "trained"
+
+
+@pytest.fixture(scope="module")
+async def system(
+    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str
+) -> AsyncIterator[System]:
+    """Two tasks, three samples each; sample 2 of the first is masked by a model that never answers."""
+
+    def answer(call: Call) -> Any:
+        if call.headers["x-rollbook-rollout-key"].endswith("t000/2"):
+            return Reply(fault="unauthorized")
+        if call.step == 2 and call.parse_attempt == 1:
+            return "no code here"
+        return DONE if call.step > 3 else code(f"pyautogui.click(0.{call.step}, 0.5)")
+
+    said = Scenario()
+    said.answer = answer
+    async with model_system(scratch / "export", module_database_url, temporal_address, deployment_id, said) as system:
+        await system.register_tasks("two", small_tasks(2))
+        spec = model_spec("two", samples=3, purpose="train", max_attempts=2, concurrency=3, reward_mode="raw")
+        await system.run_batch(spec, BATCH)
+        yield system
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+async def test_training_rows(system: System, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    manifest = await export_training(system.ledger, system.artifacts, BATCH, out)
+    rows = read(out)
+    assert hashlib.sha256(out.read_bytes()).hexdigest() == manifest["sha256"]
+    # five rollouts of four steps with one parser retry each; the masked one has the refused call of its last attempt
+    assert len(rows) == manifest["rows"] == 5 * 5 + 1
+    assert (manifest["planned"], manifest["masked"]) == (6, 1)
+    masked = [row for row in rows if row["mask_sample"]]
+    assert [row["rollout_key"] for row in masked] == [f"{BATCH}/os/t000/2"]
+    assert masked[0]["loss_spans"] == []
+    assert masked[0]["group"]["advantage"] is None
+    assert masked[0]["outcome"]["reward"] is None or masked[0]["runtime_admission"]["admitted"] is False
+    for row in rows:
+        if row["mask_sample"]:
+            continue
+        tokens = row["tokens"]
+        assert row["loss_spans"] == [[0, len(tokens["sampled_token_ids"])]]
+        assert len(tokens["sampled_token_ids"]) == len(tokens["sampled_logprobs"])
+        assert row["call"]["prompt_tokens"] == len(tokens["prompt_token_ids"])
+        assert row["evidence"]["complete"]
+        assert [one["sha256"] for one in row["media"]] == [
+            part["image_url"]["url"].removeprefix("media://")
+            for message in row["messages"]
+            if isinstance(message["content"], list)
+            for part in message["content"]
+            if part["type"] == "image_url"
+        ]
+    assert {row["exact_trace"]["incomplete_reasons"][0] for row in rows} == {
+        "caller_owned_rollout_identity_unavailable"
+    }
+    assert {row["trainable"] for row in rows} == {False}, "a derived identity is never trainable"
+
+
+async def test_a_masked_member_has_no_vote_in_its_group(system: System, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    await export_training(system.ledger, system.artifacts, BATCH, out)
+    groups: dict[str, dict[str, Any]] = {}
+    for row in read(out):
+        groups.setdefault(row["identity"]["group_id"], {})[row["rollout_key"]] = row
+    for members in groups.values():
+        valid = [row["outcome"]["reward"] for row in members.values() if not row["mask_sample"]]
+        for row in members.values():
+            assert (row["group"]["members"], row["group"]["valid"]) == (3, len(valid))
+            assert row["group"]["baseline"] == pytest.approx(sum(valid) / len(valid))
+
+
+async def test_the_same_batch_gives_the_same_bytes_and_an_interrupted_export_goes_on(
+    system: System, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    await export_training(system.ledger, system.artifacts, BATCH, one)
+
+    class Power(Exception):
+        pass
+
+    def cut(done: int, of: int) -> None:
+        if done == 4:
+            raise Power
+
+    with pytest.raises(Power):
+        await export_training(system.ledger, system.artifacts, BATCH, two, progress=cut)
+    assert not two.exists()
+    spoiled = sorted((tmp_path / "two.jsonl.parts").iterdir())[1]
+    spoiled.rename(spoiled.with_name(f"{spoiled.name[:-10]}00000.jsonl"))  # a part of an older state of the ledger
+    manifest = await export_training(system.ledger, system.artifacts, BATCH, two)
+    assert manifest["parts_reused"] == 3
+    assert one.read_bytes() == two.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "one.jsonl",
+        "one.jsonl.manifest.json",
+        "two.jsonl",
+        "two.jsonl.manifest.json",
+    ]
+
+
+async def test_segments_follow_from_the_arrays(system: System, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    await export_training(system.ledger, system.artifacts, BATCH, out)
+    rows = [row for row in read(out) if row["rollout_key"].endswith("t001/0")]
+    assert [row["turn_id"] for row in rows] == [1, 2, 3, 4, 5]
+    before: dict[str, Any] | None = None
+    for row in rows:
+        prompt = row["tokens"]["prompt_token_ids"]
+        if before is None:
+            extends = False
+        else:
+            sequence = before["tokens"]["prompt_token_ids"] + before["tokens"]["sampled_token_ids"]
+            media = [one["media_id"] for one in before["media"]]
+            extends = prompt[: len(sequence)] == sequence
+            extends = extends and [one["media_id"] for one in row["media"]][: len(media)] == media
+        assert row["segment"]["append_compatible"] == extends
+        before = row
+    # a past turn is shown without its code, so nothing here extends what came before
+    assert [row["segment"]["index"] for row in rows] == [0, 1, 2, 3, 4]
+
+
+async def test_the_exact_envelope_is_whole_and_covers_no_execution(system: System) -> None:
+    attempt = next(one for one in await recorded(system, BATCH) if one.key.endswith("t001/0"))
+    loaded = await load_calls(attempt, system.artifacts)
+    envelope = exact_envelope(loaded)
+    assert envelope is not None
+    calls = envelope["model_call_metadata"]
+    assert [call["turn_id"] for call in calls] == [1, 2, 3, 4, 5]
+    assert [call["accepted"] for call in calls] == [True, False, True, True, True]
+    assert [event["event_id"] for event in envelope["boundary_events"]] == [
+        call["compaction_event_id"] for call in calls[1:]
+    ]
+    assert all(call["context_epoch"] == call["segment_index"] for call in calls)
+    for call, row in zip(calls, attempt.calls, strict=True):
+        arrays = await system.artifacts.get(call["generation_evidence_digest"])
+        assert hashlib.sha256(arrays).hexdigest() == row["tokens_sha256"]
+        assert call["policy_output_spans"][0]["end"] == len(json.loads(arrays)["sampled_token_ids"])
+    assert not envelope["context_compaction_contract"]["generation_contract"]["training_eligible"]
+    assert str(attempt.attempt["execution_id"]) not in json.dumps(envelope)
+    assert attempt.attempt["execution_id"].hex not in json.dumps(semantic_trajectory(loaded))
+
+
+async def test_a_changed_artifact_or_row_is_found(system: System) -> None:
+    attempt = next(one for one in await recorded(system, BATCH) if one.key.endswith("t001/1"))
+    assert (await verify(attempt, system.artifacts)).ok
+    changes: list[tuple[int, dict[str, Any], str]] = [
+        (1, {"parse_error": "something else"}, "parse_error"),
+        (0, {"actions": ["pyautogui.click(9, 9)"]}, "actions"),
+        (2, {"prompt_sha256": "0" * 64}, "prompt"),
+        (3, {"image_sha256": "0" * 64}, "image"),
+        (3, {"tokens_sha256": None}, "tokens"),
+        (0, {"said": attempt.calls[0]["said"] | {"kept_text": "I never said that."}}, "prompt"),
+    ]
+    for position, change, what in changes:
+        calls = [dict(call) for call in attempt.calls]
+        calls[position] |= change
+        forged = type(attempt)(
+            attempt.rollout, attempt.attempt, attempt.outcome, calls, attempt.turns, attempt.decisions
+        )
+        proof = await verify(forged, system.artifacts)
+        assert what in {one.what for one in proof.mismatches}, (what, proof.mismatches)
+
+
+async def test_gym_files(system: System, tmp_path: Path) -> None:
+    done = await export_gym(system.ledger, system.artifacts, BATCH, tmp_path / "gym.jsonl")
+    assert (done["results"], done["failures"], done["inputs"]) == (5, 2, 6)
+    results, failures = read(tmp_path / "gym.jsonl"), read(tmp_path / "gym_failures.jsonl")
+    inputs = read(tmp_path / "gym_materialized_inputs.jsonl")
+    keys = {(row["_ng_task_index"], row["_ng_rollout_index"]) for row in inputs}
+    assert len(keys) == 6
+    measured = {(row["_ng_task_index"], row["_ng_rollout_index"]) for row in results}
+    masked = {(row["_ng_task_index"], row["_ng_rollout_index"]) for row in failures}
+    assert measured | masked == keys
+    assert not measured & masked
+    assert [(row.get("_ng_attempt_index", 0), row["_ng_failure_terminal"]) for row in failures] == [
+        (0, False),
+        (1, True),
+    ]
+    for row in [*results, *failures]:
+        assert row["mask_sample"] == (not row["runtime_eligible"])
+        assert row["verifier_metadata"]["osworld_runtime_eligible"] == row["runtime_eligible"]
+    for row in results:
+        assert len(row["response"]["output"]) == len(row["response"]["model_call_metadata"]) == 5
+        assert row["response"]["trajectory_contract"]["model_call_count"] == 5
+        media = {one["media_id"] for one in row["response"]["media_assets"]}
+        assert media == {one for call in row["response"]["model_call_metadata"] for one in call["media_ids"]}
+        source = next(one for one in inputs if one["_ng_rollout_id"] == row["_ng_rollout_id"])
+        assert source.keys() <= row.keys()
+    metrics = json.loads((tmp_path / "gym_aggregate_metrics.json").read_bytes())
+    assert metrics["osworld/scored_rollout_count"] == 5
+    assert metrics["coverage/masked_rollouts"] == 1
+    assert metrics["osworld/raw_reward_sum"] == pytest.approx(sum(row["reward"] for row in results))
+
+
+async def test_every_planned_rollout_is_in_the_export_or_it_is_refused(system: System, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no batch"):
+        await export_training(system.ledger, system.artifacts, "nobody", tmp_path / "rows.jsonl")
+    await system.ledger.request_rerun(BATCH, [f"{BATCH}/os/t000/2"], reason="again", requested_by="test")
+    with pytest.raises(InvalidInput, match="1 of 6 rollouts of trained are not final"):
+        await export_training(system.ledger, system.artifacts, BATCH, tmp_path / "rows.jsonl")
+    manifest = await export_training(system.ledger, system.artifacts, BATCH, tmp_path / "rows.jsonl", partial=True)
+    assert (manifest["planned"], manifest["final"]) == (6, 5)
+    async with system.ledger.engine.connect() as connection:
+        keys = set((await connection.execute(text("SELECT rollout_key FROM rollout WHERE state = 'final'"))).scalars())
+    assert {row["rollout_key"] for row in read(tmp_path / "rows.jsonl")} == keys
