@@ -108,12 +108,12 @@ def test_every_action_has_an_op_id_of_its_own(one: tuple[str, int, int, int], ot
     assert (identity.op_id(*one) == identity.op_id(*other)) is (one == other)
 
 
-@pytest.mark.parametrize("good", ["nightly-7", "a", "A.b_c-d", "7", "x" * 200])
+@pytest.mark.parametrize("good", ["nightly-7", "a", "A.b_c-d", "7", "x" * 128])
 def test_batch_ids(good: str) -> None:
     assert identity.BATCH_ID.match(good)
 
 
-@pytest.mark.parametrize("bad", ["", "-a", ".a", "_a", "a/b", "a b", "a\n", "ä", "a:b", "a\x00"])
+@pytest.mark.parametrize("bad", ["", "-a", ".a", "_a", "a/b", "a b", "a\n", "ä", "a:b", "a\x00", "x" * 129])
 def test_what_is_no_batch_id(bad: str) -> None:
     assert not identity.BATCH_ID.match(bad)
 
