@@ -5,12 +5,12 @@ pyautogui ignores a name that it does not know without a word, so an unknown nam
 
 _NAMES = """
     alt altleft altright apps backspace capslock ctrl ctrlleft ctrlright decimal delete divide add subtract multiply
-    separator down end enter esc execute help home insert left numlock pagedown pageup pause printscreen right
-    scrolllock select shift shiftleft shiftright space tab up win winleft winright
+    down end enter esc help home insert left numlock pagedown pageup pause printscreen right
+    scrolllock shift shiftleft shiftright space tab up win winleft winright
 """
 
 _ALIASES: dict[str, str] = {
-    **{name: name for name in (*_NAMES.split(), *(f"f{n}" for n in range(1, 25)), *(f"num{n}" for n in range(10)))},
+    **{name: name for name in (*_NAMES.split(), *(f"f{n}" for n in range(1, 13)), *(f"num{n}" for n in range(10)))},
     **{f"{pad}{n}": f"num{n}" for pad in ("kp", "numpad", "keypad") for n in range(10)},
     **{name: name.removeprefix("arrow") for name in ("arrowleft", "arrowright", "arrowup", "arrowdown")},
     **{f"{name}arrow": name for name in ("left", "right", "up", "down")},

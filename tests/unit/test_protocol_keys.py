@@ -35,10 +35,10 @@ def test_names_of_the_same_key(key: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "anykey", "f25", "ctrl+c", "fn", "volumeup", "\x00", "\ud800", "中国", "_", "enter\x00"]
+    "name", ["", "anykey", "f13", "select", "ctrl+c", "fn", "volumeup", "\x00", "\ud800", "中国", "_", "enter\x00"]
 )
 def test_what_is_no_key(name: str) -> None:
-    """`volumeup` and `fn` are names of pyautogui's that do nothing on Linux."""
+    """`volumeup`, `fn`, `select` and `f13` are names of pyautogui's that press nothing on a Linux desktop."""
     assert known_key(name) == ("_" if name == "_" else None)
 
 
