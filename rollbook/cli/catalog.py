@@ -10,7 +10,7 @@ from rollbook.cli.aio import finish
 from rollbook.cli.files import read_json
 from rollbook.cli.opening import open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson
-from rollbook.cli.out import note, print_json, print_table, say
+from rollbook.cli.out import note, print_json, print_table, say, several
 from rollbook.errors import InvalidInput
 from rollbook.osworld.capabilities import validate_task
 from rollbook.osworld.tasksets import LIST_FILE, read_task_set
@@ -44,7 +44,9 @@ def register_tasks(
                 | {"problems": problems}
             )
         else:
-            what = f"{done.tasks} tasks in {_domains(found)} domains, {done.added} of them new to the ledger"
+            what = (
+                f"{several(done.tasks, 'task')} in {several(_domains(found), 'domain')}, {done.added} new to the ledger"
+            )
             say(f"task set {done.name}@{done.set_digest[:12]}: {what}")
         return 0
 
@@ -70,7 +72,7 @@ def _domains(found: list[Task]) -> int:
 
 def _tell(problems: dict[str, list[str]], strict: bool) -> None:
     for key, lines in problems.items():
-        note(f"{'error' if strict else 'warning'}: {key}: {'; '.join(lines)}")
+        note(f"{'error' if strict else 'warning'}: {key}: {'; '.join(dict.fromkeys(lines))}")
     if problems and strict:
         raise InvalidInput(f"{len(problems)} tasks cannot be set up or scored here: mend them, or leave out --strict")
 
@@ -112,7 +114,7 @@ def register_script(
         if as_json:
             print_json({"name": name, "digest": digest, "tasks": len(script.tasks)})
         else:
-            say(f"script {name}@{digest[:12]}: {len(script.tasks)} tasks")
+            say(f"script {name}@{digest[:12]}: {several(len(script.tasks), 'task')}")
         return 0
 
     finish(work())

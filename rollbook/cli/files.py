@@ -1,5 +1,6 @@
 """Reads JSON files that people wrote."""
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -25,6 +26,25 @@ def read_json(name: str) -> Any:
         raise InvalidInput(f"{where}: line {error.lineno}, column {error.colno}: {error.msg}") from error
     except ValueError as error:  # not UTF-8, or one of ours
         raise InvalidInput(f"{where}: {error}") from error
+
+
+def read_json_lines(name: str) -> tuple[list[Any], str]:
+    """The JSON of each line that is not blank, and the SHA-256 of the file; raises InvalidInput that names the line."""
+    where = name_of(name)
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        lines = data.decode("utf-8").splitlines()
+    except OSError as error:
+        raise InvalidInput(f"{where}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{where}: {error}") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows += [json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)] if line.strip() else []
+        except ValueError as error:
+            raise InvalidInput(f"{where}: line {number}: {error}") from error
+    return rows, hashlib.sha256(data).hexdigest()
 
 
 def _refuse(word: str) -> Any:

@@ -128,5 +128,8 @@ async def result_of(client: Client, batch_id: str, run_id: str | None = None) ->
 
 
 def as_input(spec: BatchSpec) -> dict[str, Any]:
-    """The spec as the workflow takes it."""
-    return spec.model_dump(mode="json")
+    """The spec as the workflow takes it: what was written, as the plain CLI sends it.
+
+    Defaults are left to the workers, which may know fewer keys than we do.
+    """
+    return spec.model_dump(mode="json", exclude_unset=True)

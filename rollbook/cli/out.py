@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -87,8 +88,15 @@ def _rich_table(columns: Sequence[str], rows: list[list[str]], right: list[bool]
     for name, numeric in zip(columns, right, strict=True):
         table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold", header_style="bold")
     for row in rows:
-        table.add_row(*(Text(value) for value in row))
+        table.add_row(*(_rich_cell(value) for value in row))
     console().print(table)
+
+
+def _rich_cell(value: str) -> Text:
+    """An address as a link under its last part: a folded address cannot be followed."""
+    if value.startswith(("http://", "https://")):
+        return Text(value.rstrip("/").rpartition("/")[2].partition("?")[0][:16], style=Style(link=value))
+    return Text(value)
 
 
 def _plain_table(columns: Sequence[str], rows: list[list[str]], right: list[bool], title: str) -> None:

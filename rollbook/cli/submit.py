@@ -20,7 +20,7 @@ from rollbook.cli.launch import Launch, as_input, await_registration, life_of, r
 from rollbook.cli.links import Links
 from rollbook.cli.opening import connect, open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson
-from rollbook.cli.out import note, print_json, say
+from rollbook.cli.out import note, print_json, say, several
 from rollbook.cli.resolve import resolve
 from rollbook.cli.watch import follow
 from rollbook.errors import InvalidInput
@@ -157,8 +157,8 @@ def tell(done: Outcome) -> None:
     batch_id, planned = done["batch_id"], done["planned"]
     final = done["admitted"] + done["masked"]
     words = {
-        "started": f"started: {planned} rollouts planned, {final} of them final",
-        "running": f"is already running: {planned} rollouts planned, {final} of them final",
+        "started": f"started: {several(planned, 'rollout')} planned, {final} final",
+        "running": f"is already running: {several(planned, 'rollout')} planned, {final} final",
         "already complete": f"already complete: {planned} of {planned} rollouts final",
     }
     say(f"{batch_id} {words.get(done['state'], done['state'])}")

@@ -4,6 +4,7 @@ import json
 from datetime import UTC, datetime
 
 import pytest
+from rich.console import Console
 
 from models.batch import Counts
 from rollbook.cli import out
@@ -120,3 +121,15 @@ def test_a_scoreboard_without_admitted_rollouts_shows_no_rate_of_them(capsys: py
 def test_superseded_results_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     print_scoreboard([_row("os"), _row("vlc"), _row("(all)", superseded=2)])
     assert "2 admitted results were superseded" in capsys.readouterr().out
+
+
+def test_addresses_in_a_terminal_table_are_whole_links(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(out, "is_terminal", lambda: True)
+    monkeypatch.setattr(out, "console", lambda: Console(force_terminal=True, width=40))
+    url = f"http://127.0.0.1:8288/artifacts/{'ab' * 32}"
+    out.print_table(("SCREENSHOT",), [(url,)])
+    shown = capsys.readouterr().out
+    assert f";{url}\x1b\\" in shown
+    assert "abababababababab" in shown
