@@ -1,5 +1,6 @@
 """Model episodes for tests: the model server's endpoint file, specs, and what the ledger holds of an episode."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -61,7 +62,7 @@ async def model_system(
     directory: Path, database_url: str, temporal_address: str, deployment_id: str, said: Scenario, **settings: Any
 ) -> AsyncIterator[System]:
     """A system whose endpoint `test` is the scenario."""
-    directory.mkdir()
+    await asyncio.to_thread(directory.mkdir)
     async with ModelServer(said, api_key=KEY) as server:
         found = system_settings(
             directory,
