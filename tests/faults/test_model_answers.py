@@ -1,0 +1,73 @@
+"""kill -9 of the worker between the model's answer and the action: the answer is used again, never drawn again."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollbook.evidence.verify import verify
+from tests.doubles.model_server import Call, ModelServer
+from tests.faults.waiting import until
+from tests.modelkit import DONE, KEY, code, endpoints_file, model_spec, recorded
+from tests.stackkit import TemporalServer
+from tests.system import WorkerProcess, running_system, small_tasks, system_settings
+
+BATCH = "answers"
+SLOW_S = 8.0
+"""How long an action leaves the desktop alone: long enough to be killed in."""
+
+
+@pytest.fixture
+async def temporal(temporal_server: TemporalServer) -> TemporalServer:
+    return temporal_server
+
+
+async def test_an_answer_outlives_the_worker(scratch: Path, database_url: str, temporal: TemporalServer) -> None:
+    """Step 2 is answered, then its worker dies before the action has ended; another answer would differ."""
+    calls: list[Call] = []
+
+    def answer(call: Call) -> Any:
+        calls.append(call)
+        drawn = f"pyautogui.click(0.{call.step}, 0.{len(calls):03d})"  # as sampling would: never the same twice
+        return DONE if call.step > 3 else code(drawn)
+
+    directory = scratch / "answers"
+    await asyncio.to_thread(directory.mkdir)
+    async with ModelServer(answer, api_key=KEY) as server:
+        settings = system_settings(
+            directory,
+            database_url,
+            "answers",
+            heartbeat_s=3,
+            endpoints_file=endpoints_file(directory, {"test": server}),
+        )
+        worker = WorkerProcess(settings, temporal.address, directory / "worker.log")
+        async with running_system(settings, temporal.address, workers=False) as system:
+            await system.register_tasks("one", small_tasks(1))
+            await worker.start()
+            try:
+                settle = {"after_setup_s": 0, "after_action_s": SLOW_S, "before_evaluation_s": 0}
+                handle = await system.start_batch(model_spec("one", settle=settle), BATCH)
+
+                async def answered() -> bool:
+                    rows = await system.ledger.rollouts_of(BATCH)
+                    if not rows or rows[0]["state"] != "running":
+                        return False
+                    found = await system.ledger.recorded(rows[0]["rollout_key"])
+                    return len(found.calls) == 2 and len(found.turns) == 2
+
+                await until("step 2 is answered and not yet acted", answered, 60)
+                await worker.kill9()
+                await worker.start()
+                async with asyncio.timeout(180):
+                    await handle.result()
+            finally:
+                await worker.stop()
+            [attempt] = await recorded(system, BATCH)
+            assert attempt.outcome is not None
+            assert (attempt.attempt_index, attempt.outcome["termination_reason"]) == (1, "agent_done")
+            assert [(call["step"], call["parse_attempt"]) for call in attempt.calls] == [(1, 1), (2, 1), (3, 1), (4, 1)]
+            assert [call.step for call in calls] == [1, 2, 3, 4], "one request per step reached the model"
+            assert (await verify(attempt, system.artifacts)).ok
+            assert (await system.audit(BATCH)).ok
