@@ -9,7 +9,7 @@ from activities.support import Activities, beating, reported, run_id
 from models import names
 from models.episode import AttemptRef, Desk
 from models.web import needs_web
-from rollbook.errors import RollbookError
+from rollbook.errors import Fenced, RollbookError, SandboxLost
 from rollbook.ledger.records import AttemptContext
 from rollbook.sandboxes.nonce import read_nonce
 from rollbook.sandboxes.provider import GUEST_PORT, SandboxSpec
@@ -45,7 +45,7 @@ class SandboxActivities:
             lease_s=lease_s,
         )
         async with beating() as note:
-            handle = await provider.create(spec, note)
+            handle = await provider.create(spec, note, lambda: self._ours(attempt))
             desk = Desk(
                 provider=provider.name,
                 sandbox_id=handle.sandbox_id,
@@ -54,7 +54,11 @@ class SandboxActivities:
                 isolation=handle.isolation,
                 view_url=await self._view_url(provider.name, handle.sandbox_id, handle.vnc_port),
             )
-        await services.ledger.sandbox_started(attempt, run_id(), desk, lease_s=lease_s)
+        try:
+            await services.ledger.sandbox_started(attempt, run_id(), desk, lease_s=lease_s)
+        except (Fenced, SandboxLost):
+            await self._remove_late(attempt, desk)
+            raise
         return desk
 
     @activity.defn(name=names.RENEW_LEASE)
@@ -76,6 +80,23 @@ class SandboxActivities:
             await asyncio.to_thread(shutil.rmtree, services.work_dir(lease.sandbox_key), ignore_errors=True)
         await services.ledger.sandbox_stopped(lease.sandbox_key, reason="the attempt ended")
         services.bell.ring()
+
+    async def _ours(self, attempt: AttemptRef) -> bool:
+        """Whether a start that failed may remove the desktop: not when the next try of this start has it or will.
+
+        What is left alone is not lost: the lease names it, the end of the attempt and the Janitor look there.
+        """
+        details = activity.cancellation_details()
+        if details is not None and not details.cancel_requested:
+            return False  # timed out, or its worker shuts down: Temporal tries again and adopts the desktop
+        lease = await self._services.ledger.sandbox_of(attempt)
+        return lease is None or lease.state != "running"
+
+    async def _remove_late(self, attempt: AttemptRef, desk: Desk) -> None:
+        """The attempt ended while its desktop started: nobody else will come for it."""
+        lease = await self._services.ledger.sandbox_of(attempt)
+        if lease is not None and (lease.state == "stopped" or not lease.attempt_open):
+            await self._services.provider(desk.provider).stop(desk.sandbox_id)
 
     def _spec(self, context: AttemptContext) -> SandboxSpec:
         settings = self._services.settings

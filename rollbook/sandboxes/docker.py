@@ -30,11 +30,13 @@ from rollbook.sandboxes.provider import (
     LABEL_DEPLOYMENT,
     LABEL_KEY,
     Endpoint,
+    Ours,
     SandboxHandle,
     SandboxInfo,
     SandboxSpec,
     SandboxStatus,
     Tick,
+    always_ours,
     no_tick,
 )
 from rollbook.sandboxes.readiness import wait_ready
@@ -74,7 +76,7 @@ class DockerProvider:
         self._creations: dict[asyncio.Task[str], str] = {}
         self._cleanups: set[asyncio.Task[None]] = set()
 
-    async def create(self, spec: SandboxSpec, on_tick: Tick = no_tick) -> SandboxHandle:
+    async def create(self, spec: SandboxSpec, on_tick: Tick = no_tick, ours: Ours = always_ours) -> SandboxHandle:
         """See `SandboxProvider.create`."""
         if spec.deployment != self.deployment:
             raise InvalidInput(f"deployment: {spec.deployment!r} is not this provider's, {self.deployment!r}")
@@ -83,10 +85,10 @@ class DockerProvider:
         except (CapacityBusy, ConfigError):
             raise  # nothing was left behind
         except ENGINE_ERRORS as error:
-            await self._give_up(spec, error)
+            await self._give_up(spec, error, ours)
             raise SandboxStartFailed(f"the Docker engine failed: {explain(error)}") from error
         except BaseException as error:
-            await self._give_up(spec, error)
+            await self._give_up(spec, error, ours)
             raise
 
     async def _create(self, spec: SandboxSpec, on_tick: Tick) -> SandboxHandle:
@@ -167,10 +169,10 @@ class DockerProvider:
         creation.add_done_callback(lambda task: self._creations.pop(task, None))
         return creation
 
-    async def _give_up(self, spec: SandboxSpec, error: BaseException) -> None:
+    async def _give_up(self, spec: SandboxSpec, error: BaseException, ours: Ours) -> None:
         """Log the error, then clean up for a bounded time; nothing that happens here replaces the error."""
         log.warning("desktop %s did not start: %s", spec.key, explain(error))
-        cleanup = asyncio.create_task(self._clean_up(spec.key))
+        cleanup = asyncio.create_task(self._clean_up(spec.key, ours))
         self._cleanups.add(cleanup)
         cleanup.add_done_callback(self._cleanups.discard)
         try:
@@ -183,7 +185,10 @@ class DockerProvider:
         elif cleanup.exception() is not None:
             log.error("desktop %s: cleanup failed: %s", spec.key, cleanup.exception())
 
-    async def _clean_up(self, key: str) -> None:
+    async def _clean_up(self, key: str, ours: Ours) -> None:
+        if not await ours():
+            log.warning("desktop %s: another try has it, or will have; left alone", key)
+            return
         creations = [task for task, name in self._creations.items() if name == key]
         await asyncio.gather(*creations, return_exceptions=True)
         await self.stop_key(key)

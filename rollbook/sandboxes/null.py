@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from rollbook.errors import InvalidInput
 from rollbook.sandboxes.provider import (
     Endpoint,
+    Ours,
     SandboxHandle,
     SandboxInfo,
     SandboxSpec,
     SandboxStatus,
     Tick,
+    always_ours,
     no_tick,
 )
 
@@ -20,7 +22,7 @@ class NullProvider:
 
     name = "null"
 
-    async def create(self, spec: SandboxSpec, on_tick: Tick = no_tick) -> SandboxHandle:
+    async def create(self, spec: SandboxSpec, on_tick: Tick = no_tick, ours: Ours = always_ours) -> SandboxHandle:
         """A handle for the key."""
         return SandboxHandle(
             provider=self.name,

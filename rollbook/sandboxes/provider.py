@@ -1,6 +1,6 @@
 """What every sandbox provider promises, and the small objects that pass between it and its callers (DESIGN §7)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -29,6 +29,16 @@ Tick = Callable[[str], None]
 
 def no_tick(note: str) -> None:
     """For callers that do not heartbeat."""
+
+
+Ours = Callable[[], Awaitable[bool]]
+"""Asked before a failed or cancelled start cleans up: is the desktop still this caller's to remove? A try that was
+given up for dead may wake up when another try has adopted the desktop."""
+
+
+async def always_ours() -> bool:
+    """For callers without rivals."""
+    return True
 
 
 class Limits(BaseModel):
@@ -163,11 +173,12 @@ class SandboxProvider(Protocol):
 
     name: str
 
-    async def create(self, spec: SandboxSpec, on_tick: Tick = no_tick) -> SandboxHandle:
+    async def create(self, spec: SandboxSpec, on_tick: Tick = no_tick, ours: Ours = always_ours) -> SandboxHandle:
         """Find the sandbox of `spec.key` or create it, and wait until it shows a screenshot.
 
-        On failure, cancellation included, whatever carries the key is removed within `cleanup_timeout_s` and the
-        original error is raised. Raises CapacityBusy, SandboxStartFailed, ConfigError.
+        On failure, cancellation included, whatever carries the key is removed within `cleanup_timeout_s`, unless
+        `ours` says no or cannot say; the original error is raised. Raises CapacityBusy, SandboxStartFailed,
+        ConfigError.
         """
 
     async def status(self, sandbox_id: str) -> SandboxStatus:
