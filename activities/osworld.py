@@ -85,12 +85,15 @@ class OsworldActivities:
         return await self._services.ledger.attempt_context(attempt, run_id())
 
     def _job(self, context: AttemptContext, desk: Desk, timeout_s: float) -> Job:
+        """A job in a directory of its own: OSWorld takes a file that is in its cache for whole, also the half of a gold
+        file that a killed try left there, and a stalled try may still be writing."""
+        token = uuid.uuid4().hex
         return Job(
             task=context.task,
             contract=context.contract,
-            work_dir=self._services.work_dir(desk.sandbox_key),
+            work_dir=self._services.work_dir(desk.sandbox_key) / token[:12],
             timeout_s=timeout_s,
-            token=uuid.uuid4().hex,
+            token=token,
         )
 
 
