@@ -14,6 +14,7 @@ from models.identity import digest
 from models.task import TaskFilter
 from rollbook.errors import InvalidInput
 from rollbook.ledger import tables
+from rollbook.ledger.catalog import members_of
 from rollbook.ledger.records import AuditReport, Finding
 from rollbook.ledger.register import PLAN_DIGEST
 from rollbook.ledger.selection import Member, select_tasks
@@ -112,7 +113,7 @@ async def _plan(conn: AsyncConnection, batch_id: str) -> list[Finding]:
     found: list[Finding] = []
     samples: dict[Member, int] = {}
     for raw, set_digest, _ in launches:
-        members = await _members(conn, set_digest)
+        members = await members_of(conn, set_digest)
         if set_digest != digest(sorted([member.domain, member.task_id, member.task_digest] for member in members)):
             found.append(Finding("set_digest", set_digest, "the members of the task set do not have its digest"))
             continue
@@ -128,12 +129,6 @@ async def _plan(conn: AsyncConnection, batch_id: str) -> list[Finding]:
     if launches and await conn.scalar(text(PLAN_DIGEST), {"batch_id": batch_id}) != launches[-1].plan_digest:
         found.append(Finding("plan_digest", batch_id, "the planned rows are not those that were registered"))
     return found
-
-
-async def _members(conn: AsyncConnection, set_digest: str) -> list[Member]:
-    member = tables.task_set_member
-    query = select(*member.c["domain", "task_id", "task_digest"]).where(member.c.set_digest == set_digest)
-    return [Member(*row) for row in await conn.execute(query)]
 
 
 async def _compare_plan(conn: AsyncConnection, batch_id: str, samples: dict[Member, int]) -> list[Finding]:

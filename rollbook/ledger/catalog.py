@@ -13,6 +13,7 @@ from models.task import Task, set_digest
 from rollbook.errors import InvalidInput
 from rollbook.ledger import tables
 from rollbook.ledger.records import RegisteredSet
+from rollbook.ledger.selection import Member
 from rollbook.ledger.storable import storable
 
 _INSERT_TASKS = text("""
@@ -101,6 +102,13 @@ async def find_task_set(conn: AsyncConnection, ref: str) -> RegisteredSet:
     member = tables.task_set_member
     count = await conn.scalar(select(func.count()).select_from(member).where(member.c.set_digest == address))
     return RegisteredSet(name=name, set_digest=address, tasks=count or 0, added=0)
+
+
+async def members_of(conn: AsyncConnection, address: str) -> list[Member]:
+    """The tasks of a set, without their documents."""
+    member = tables.task_set_member
+    query = select(*member.c["domain", "task_id", "task_digest"]).where(member.c.set_digest == address)
+    return [Member(*row) for row in await conn.execute(query)]
 
 
 async def tasks_of(conn: AsyncConnection, address: str, ids: Iterable[str] | None = None) -> list[Task]:

@@ -11,7 +11,7 @@ from models.identity import BATCH_ID
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import tables
 from rollbook.ledger.caller import Identity, identities, require_identity
-from rollbook.ledger.catalog import find_task_set
+from rollbook.ledger.catalog import find_task_set, members_of
 from rollbook.ledger.records import Registered
 from rollbook.ledger.selection import Member, Planned, compare, select_tasks
 
@@ -53,7 +53,7 @@ async def register_batch(
     if await _launched(conn, request):
         return await _registered(conn, request.batch_id, 0)
     task_set = await find_task_set(conn, request.spec.task_set)
-    chosen = select_tasks(await _members(conn, task_set.set_digest), request.spec.tasks)
+    chosen = select_tasks(await members_of(conn, task_set.set_digest), request.spec.tasks)
     identity = identities(request.spec, [task.task_id for task in chosen])
     contract = contract_of(request.spec, resolved)
     await _open(conn, request, deployment_id, contract)
@@ -80,12 +80,6 @@ async def _launched(conn: AsyncConnection, request: RegisterBatch) -> bool:
         launches.c.batch_id == request.batch_id, launches.c.launch_id == request.launch_id
     )
     return await conn.scalar(known) is not None
-
-
-async def _members(conn: AsyncConnection, set_digest: str) -> list[Member]:
-    member = tables.task_set_member
-    query = select(member.c.domain, member.c.task_id, member.c.task_digest).where(member.c.set_digest == set_digest)
-    return [Member(*row) for row in await conn.execute(query)]
 
 
 async def _open(conn: AsyncConnection, request: RegisterBatch, deployment_id: str, contract: dict[str, Any]) -> None:

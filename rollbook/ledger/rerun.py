@@ -8,6 +8,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, TEXT
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rollbook.errors import InvalidInput
+from rollbook.ledger.imports import require_runnable
 
 Selector = Literal["masked", "failed", "all"]
 
@@ -68,6 +69,7 @@ async def request_rerun(
     """
     if not reason.strip() or not requested_by.strip():
         raise InvalidInput("reason: say why and who asks; a rerun is on record for good")
+    await require_runnable(conn, batch_id)
     if isinstance(which, str):
         rows = (await conn.execute(_SELECTED[which], {"batch_id": batch_id})).mappings().all()
     else:

@@ -1,0 +1,212 @@
+"""Results of NeMo Gym's OSWorld environment, read for import: fail closed, nothing invented.
+
+Source: upstream contract §1.4, §1.7.
+
+A row says whether it may be counted by `runtime_eligible`, or, in older results, only by `mask_sample`; a row with
+neither is refused. Older ones are decided under the policy `legacy-mask-sample-v1`; newer ones must follow from their
+own facts. A masked row that does not say that it was evaluated has no score, whatever number stands there.
+"""
+
+import math
+from typing import Any, Literal
+
+from models.admission import LEGACY_POLICY, RUNTIME_POLICY
+from models.base import Wire
+from models.identity import digest
+from models.outcome import ELIGIBLE, POLICY_STOPS, Infra, OutcomeFacts, RewardMode, TerminalAction, classify, reward_of
+
+_TERMINAL: dict[str | None, TerminalAction] = {"agent_done": "DONE", "agent_fail": "FAIL"}
+_SAMPLE = ("_ng_rollout_index", "rollout_index", "sample")
+
+
+class ImportedRow(Wire):
+    """One result: which rollout, how it ended, and the decision that came with it."""
+
+    task_id: str
+    sample: int
+    facts: OutcomeFacts
+    termination_reason: str
+    admitted: bool
+    reason: str
+    policy_id: Literal["legacy-mask-sample-v1", "osworld-runtime-admission-v1"]
+    score: float | None = None
+    reward: float | None = None
+    steps: int = 0
+    detail: str = ""
+    said: dict[str, Any] = {}
+    """The row's own words about admission, score and reward, and the digest of the whole row."""
+
+
+def read_row(raw: Any, reward_mode: RewardMode) -> ImportedRow:
+    """Read one result; raises ValueError that names the field."""
+    if not isinstance(raw, dict):
+        raise ValueError("a row must be a JSON object")
+    eligible, modern = _eligible(raw)
+    termination = _text(raw, "termination_reason")
+    facts = _facts(raw, termination, eligible)
+    score = _score(raw, facts, eligible, reward_mode)
+    facts = facts.model_copy(update={"evaluation_completed": score is not None})
+    reason = _modern_reason(raw, facts, termination, eligible) if modern else _legacy_reason(termination, eligible)
+    return ImportedRow(
+        task_id=_task_id(raw),
+        sample=_sample(raw),
+        facts=facts,
+        termination_reason=termination or reason,
+        admitted=eligible,
+        reason=reason,
+        policy_id=RUNTIME_POLICY if modern else LEGACY_POLICY,
+        score=score,
+        reward=reward_of(score, reward_mode),
+        steps=_steps(raw),
+        detail=(_text(raw, "error") or "")[:2000],
+        said=_said(raw),
+    )
+
+
+def _find(raw: dict[str, Any], name: str) -> Any:
+    """A field at the top, or as `osworld_<name>` in `verifier_metadata`; both must agree."""
+    metadata = raw.get("verifier_metadata")
+    inner = metadata.get(f"osworld_{name}") if isinstance(metadata, dict) else None
+    outer = raw.get(name)
+    if outer is None or inner is None:
+        return inner if outer is None else outer
+    if outer != inner or isinstance(outer, bool) != isinstance(inner, bool):
+        raise ValueError(f"{name}: {outer!r} and verifier_metadata.osworld_{name} {inner!r} contradict each other")
+    return outer
+
+
+def _boolean(raw: dict[str, Any], name: str) -> bool | None:
+    value = _find(raw, name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name}: must be true or false, not {value!r:.40}")
+    return value
+
+
+def _text(raw: dict[str, Any], name: str) -> str | None:
+    value = _find(raw, name)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name}: must be a text, not {value!r:.40}")
+    return value.strip() or None if value is not None else None
+
+
+def _number(raw: dict[str, Any], name: str) -> float | None:
+    value = _find(raw, name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= 1:
+        raise ValueError(f"{name}: must be a number from 0 to 1, not {value!r:.40}")
+    return float(value)
+
+
+def _eligible(raw: dict[str, Any]) -> tuple[bool, bool]:
+    """(eligible, whether the row says so by runtime_eligible)."""
+    eligible, masked = _boolean(raw, "runtime_eligible"), _boolean(raw, "mask_sample")
+    if eligible is None and masked is None:
+        raise ValueError("neither runtime_eligible nor mask_sample: nothing says whether it may be counted")
+    if eligible is None:
+        return not masked, False
+    if masked is not None and masked == eligible:
+        raise ValueError(f"mask_sample {masked} and runtime_eligible {eligible} contradict each other")
+    return eligible, True
+
+
+def _facts(raw: dict[str, Any], termination: str | None, eligible: bool) -> OutcomeFacts:
+    if eligible and termination in set(Infra):
+        raise ValueError(f"termination_reason: what ended with {termination} is not eligible (upstream contract §1.7)")
+    said_horizon = _boolean(raw, "horizon_reached")
+    if termination == "max_steps" and said_horizon is False:
+        raise ValueError("horizon_reached: max_steps implies it")
+    ended = termination in ELIGIBLE and termination != "max_steps"
+    if ended and said_horizon:
+        raise ValueError(f"horizon_reached: {termination} excludes it")
+    return OutcomeFacts(
+        infrastructure_failure_reason=Infra(termination) if termination in set(Infra) else None,
+        terminal_action=_TERMINAL.get(termination),
+        environment_done=termination == "environment_done",
+        horizon_reached=termination == "max_steps" or bool(said_horizon),
+        policy_stop_reason=termination if termination in POLICY_STOPS else None,
+    )
+
+
+def _score(raw: dict[str, Any], facts: OutcomeFacts, eligible: bool, mode: RewardMode) -> float | None:
+    completed, score, reward = _boolean(raw, "evaluation_completed"), _number(raw, "score"), _number(raw, "reward")
+    if eligible and completed is False:
+        raise ValueError("evaluation_completed: what was not evaluated is not eligible")
+    if not (eligible or completed):
+        return None  # a number there is a placeholder, not a score
+    if score is None and mode == "raw":
+        score = reward
+    if score is None:
+        raise ValueError("score: missing; a binary reward does not tell it (are rewards raw scores? reward mode raw)")
+    if reward is not None and reward != reward_of(score, mode):
+        raise ValueError(f"reward: {reward:g} is not the {mode} reward of score {score:g}; another reward mode?")
+    return score
+
+
+def _legacy_reason(termination: str | None, eligible: bool) -> str:
+    return "legacy_runtime_valid" if eligible else termination or "legacy_runtime_masked"
+
+
+def _modern_reason(raw: dict[str, Any], facts: OutcomeFacts, termination: str | None, eligible: bool) -> str:
+    policy = _text(raw, "runtime_admission_policy_id")
+    if policy != RUNTIME_POLICY:
+        raise ValueError(
+            f"runtime_admission_policy_id: {policy!r:.60} with runtime_eligible; known is {RUNTIME_POLICY}"
+        )
+    if _boolean(raw, "evaluation_completed") is None:
+        raise ValueError("evaluation_completed: missing; runtime_eligible comes with its facts")
+    said = (termination, eligible, _text(raw, "runtime_admission_reason"))
+    found = classify(facts)
+    proven = (found.termination_reason, found.runtime_eligible, found.runtime_admission_reason)
+    if said != proven:
+        raise ValueError(f"runtime_eligible: the row says {said}, its facts say {proven}")
+    return found.runtime_admission_reason
+
+
+def _one(values: list[Any], name: str) -> Any:
+    found = [value for value in values if value is not None]
+    if any(value != found[0] or isinstance(value, bool) for value in found):
+        raise ValueError(f"{name}: its carriers contradict each other: {found!r:.200}")
+    return found[0] if found else None
+
+
+def _member(raw: dict[str, Any], name: str, key: str) -> Any:
+    inner = raw.get(name)
+    return inner.get(key) if isinstance(inner, dict) else None
+
+
+def _task_id(raw: dict[str, Any]) -> str:
+    inner = [_member(raw, name, "task_id") for name in ("verifier_metadata", "trajectory_identity")]
+    found = _one([raw.get("task_id"), *inner], "task_id")
+    if not isinstance(found, str) or not found:
+        raise ValueError("task_id: required, at the top or in verifier_metadata")
+    return found
+
+
+def _sample(raw: dict[str, Any]) -> int:
+    carriers = [*(raw.get(name) for name in _SAMPLE), _member(raw, "trajectory_identity", "rollout_index")]
+    found = _one(carriers, "rollout_index")
+    if found is None:
+        return 0
+    if not isinstance(found, int) or found < 0:
+        raise ValueError(f"rollout_index: must be a whole number from 0, not {found!r:.40}")
+    return found
+
+
+def _steps(raw: dict[str, Any]) -> int:
+    steps = _find(raw, "steps")
+    if steps is None:
+        return 0
+    if isinstance(steps, list):
+        return len(steps)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"steps: must be a list or a number of steps, not {steps!r:.40}")
+    return steps
+
+
+_KEPT = ("mask_sample", "runtime_eligible", "evaluation_completed", "termination_reason", "score", "reward")
+
+
+def _said(raw: dict[str, Any]) -> dict[str, Any]:
+    said = {name: value for name in _KEPT if (value := _find(raw, name)) is not None}
+    return said | {"row_sha256": digest(raw)}

@@ -1,0 +1,91 @@
+"""`import`: results that ran elsewhere become a finished batch of the ledger."""
+
+from typing import Annotated
+
+import typer
+
+from models.imported import ImportedRow, read_row
+from models.outcome import RewardMode
+from rollbook.cli.aio import finish
+from rollbook.cli.files import name_of, read_json_lines
+from rollbook.cli.opening import open_ledger, settings
+from rollbook.cli.options import AsJson
+from rollbook.cli.out import print_json, say, several
+from rollbook.cli.submit import read_batch_id
+from rollbook.errors import ConfigError, InvalidInput
+from rollbook.ledger.imports import Source
+from rollbook.settings import Settings
+from rollbook.stack.connections import temporal_connect_config
+
+imports = typer.Typer(no_args_is_help=True, help="Import results that ran elsewhere.")
+
+
+@imports.callback()
+def _group() -> None:
+    """Import results that ran elsewhere."""
+
+
+@imports.command("legacy")
+def import_legacy(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines, one result each; - for standard input.")],
+    batch_id: Annotated[str, typer.Option("--batch-id", help="Id of the batch that is made.")],
+    task_set: Annotated[str, typer.Option("--task-set", help="The registered set that holds the tasks.")],
+    reward_mode: Annotated[RewardMode, typer.Option("--reward-mode", help="How their rewards follow from scores.")] = (
+        "binary"
+    ),
+    model: Annotated[str | None, typer.Option("--model", help="Name of the model that played.")] = None,
+    note: Annotated[str, typer.Option("--note", help="Free text, shown with the batch.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and check the rows, import nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Import results of NeMo Gym's OSWorld environment: all rows or none. The same file again changes nothing."""
+
+    async def work() -> int:
+        found = settings()
+        raw, sha256 = read_json_lines(file)
+        source = Source(
+            batch_id=read_batch_id(batch_id),
+            deployment_id=found.deployment_id,
+            namespace=_namespace(found),
+            task_set=task_set,
+            reward_mode=reward_mode,
+            sha256=sha256,
+            rows=[_read(file, number, row, reward_mode) for number, row in enumerate(raw, 1)],
+            model=model,
+            note=note,
+        )
+        added = 0
+        if not dry_run:
+            async with open_ledger(found) as ledger:
+                added = (await ledger.import_results(source)).added
+        _tell(source, added, dry_run, as_json)
+        return 0
+
+    finish(work())
+
+
+def _namespace(found: Settings) -> str:
+    """The namespace of the batches that run here; an import needs no Temporal, so none may be known."""
+    try:
+        return temporal_connect_config(found).get("namespace", "default")
+    except ConfigError:
+        return "default"
+
+
+def _read(file: str, number: int, row: object, reward_mode: RewardMode) -> ImportedRow:
+    try:
+        return read_row(row, reward_mode)
+    except ValueError as error:
+        raise InvalidInput(f"{name_of(file)}: row {number}: {error}") from error
+
+
+def _tell(source: Source, added: int, dry_run: bool, as_json: bool) -> None:
+    admitted = sum(row.admitted for row in source.rows)
+    state = "checked" if dry_run else "imported" if added else "already imported"
+    numbers = {"planned": len(source.rows), "admitted": admitted, "masked": len(source.rows) - admitted}
+    if as_json:
+        print_json({"batch_id": source.batch_id, "state": state, **numbers})
+        return
+    say(f"{source.batch_id} {state}: {several(len(source.rows), 'rollout')}, {admitted} admitted")
+    if not dry_run:
+        say(f"  rollbook audit {source.batch_id}")
