@@ -114,7 +114,7 @@ def stored_spec(row: BatchRow) -> dict[str, Any]:
     spec["task_set"] = f"{spec['task_set'].partition('@')[0]}@{row.set_digest}"
     spec["extend"] = True  # rows that an earlier launch added stay planned
     spec["concurrency"], spec["max_attempts"] = row.concurrency, row.max_attempts
-    script = row.contract["policy"].get("script_digest")
-    if script:
+    if spec["policy"]["kind"] == "scripted":
+        script = row.contract["policy"]["script_digest"]
         spec["policy"] = {**spec["policy"], "script": f"{spec['policy']['script'].partition('@')[0]}@{script}"}
     return spec

@@ -199,6 +199,15 @@ def test_a_relaunch_pins_what_names_meant() -> None:
     assert read_spec(spec).extend
 
 
+def test_a_relaunch_of_a_replay_names_its_source_again() -> None:
+    """Its contract has a script's digest too, but its spec names a recording."""
+    policy = {"kind": "replay", "batch": "earlier"}
+    contract = {"policy": {"kind": "replay", "script_digest": "c" * 64}}
+    spec = stored_spec(batch(contract=contract, spec={"task_set": "osworld", "policy": policy, "concurrency": 2}))
+    assert spec["policy"] == policy
+    assert read_spec(spec).extend
+
+
 def test_a_batch_without_registration_cannot_be_relaunched() -> None:
     with pytest.raises(Failed, match="submit its spec again"):
         stored_spec(batch(spec=None))

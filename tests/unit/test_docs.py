@@ -74,6 +74,13 @@ def test_commands_in_the_documentation_exist(page: Path) -> None:
                 assert word in known, f"{page.name}: rollbook {line}: {word}"
 
 
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        if page.name != "README.md":
+            assert f"]({page.relative_to(ROOT / 'docs')})" in index, page
+
+
 def test_every_command_and_option_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "reference" / "cli.md").read_text()
     for path, command in COMMANDS.items():
