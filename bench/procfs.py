@@ -37,6 +37,11 @@ def peak_memory_mb(pid: int) -> float:
     return _status_mb(pid, "VmHWM:")
 
 
+def forget_peak() -> None:
+    """Let the peak of this process count from now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def private_memory_mb(pid: int) -> float:
     """Memory of the whole tree, shared pages divided among those who share them, in MB."""
     total = 0

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import text
 from temporalio.client import Client, WorkflowHandle
 
-from bench.house import House, Meter
+from bench.house import STATS_PATIENCE_S, House, Meter
 from bench.report import Figure, figure
 from models import names
 from models.episode import EpisodeStart
@@ -61,9 +61,10 @@ async def measure(house: House, episodes: int, steps: int, concurrency: int, rou
     found = Rounds()
     async with house.worker() as worker:
         await house.system.run_batch(noop_spec(min(8, episodes), steps, concurrency), _new_id())
+        transactions = await house.transactions(STATS_PATIENCE_S)
         for _ in range(rounds):
             batch_id = _new_id()
-            transactions, writes = await house.settled_transactions(), await _write_id(house)
+            writes = await _write_id(house)
             meter, began = Meter({"worker": worker, **house.server_pids()}), time.monotonic()
             await house.system.run_batch(noop_spec(episodes, steps, concurrency), batch_id)
             wall_s = time.monotonic() - began
@@ -72,7 +73,7 @@ async def measure(house: House, episodes: int, steps: int, concurrency: int, rou
             found.wall_ms.append(wall_s * 1000 / done)
             found.gap_ms.append(await _median_gap_ms(house, batch_id))
             found.writes.append((await _write_id(house) - writes) / done)
-            found.transactions.append((await house.settled_transactions() - transactions) / done)
+    found.transactions.append((await house.transactions(0.5) - transactions) / (done * rounds))
     return found
 
 
@@ -127,18 +128,17 @@ async def idle_pump(house: House, seconds: float = 10.0) -> list[Figure]:
     """What a batch costs while its episodes wait: a frozen window, only the pump looks."""
     batch_id = _new_id()
     async with house.worker() as worker:
-        spec = noop_spec(1, 2, 1) | {"settle": {"after_action_s": 45, "after_setup_s": 0, "before_evaluation_s": 0}}
+        spec = noop_spec(1, 2, 1) | {"settle": {"after_action_s": 60, "after_setup_s": 0, "before_evaluation_s": 0}}
         handle = await house.system.start_batch(spec, batch_id)
         await asyncio.sleep(3)
-        transactions = await house.settled_transactions()
+        transactions = await house.transactions(STATS_PATIENCE_S)
         meter, began = Meter({"worker": worker, **house.server_pids()}), time.monotonic()
         await asyncio.sleep(seconds)
         passed, spent = time.monotonic() - began, meter.spent()
-        looked = time.monotonic()
-        reads = (await house.settled_transactions() - transactions) / (passed + time.monotonic() - looked)
-        await handle.terminate("measured")
+    reads = await house.transactions(0.5) - transactions
+    await handle.terminate("measured")
     figures = [figure(f"CPU, {name}", value / passed, "ms/s") for name, value in spent.items()]
-    return [*figures, figure("transactions", reads, "1/s")]
+    return [*figures, figure("transactions", reads / passed, "1/s")]
 
 
 async def run(
