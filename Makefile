@@ -6,10 +6,10 @@ SHELL := /bin/bash
 export PYTHON
 ROLLBOOK := .venv/bin/rollbook
 
-.PHONY: help setup python demo up down test lint format bench clean
+.PHONY: help setup python demo up down test lint format bench bench-ledger rehearsal clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install everything: packages, .venv, evaluator, Docker engine, desktop image
 	@scripts/bootstrap.sh all
@@ -39,9 +39,14 @@ format: python ## format the code
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
 
-bench: setup ## measure steps, history size and desktops
-	@$(ROLLBOOK) up
-	@$(ROLLBOOK) bench $(ARGS)
+bench: setup ## measure steps, histories, desktops and the ledger, on servers of its own
+	@.venv/bin/python -m bench $(ARGS)
+
+bench-ledger: python ## measure the ledger alone: 100,000 rollouts, and its views at a million
+	@.venv/bin/python -m bench ledger million $(ARGS)
+
+rehearsal: python ## run the whole test_nogdrive set without desktops while the servers are killed in turn
+	@.venv/bin/python -m tests.rehearsal $(ARGS)
 
 clean: down ## remove what setup and the tools made in this directory (not the ledger: that is in the state directory)
 	rm -rf .venv .venv-osworld build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
