@@ -13,7 +13,7 @@ from rollbook.desktop.http_driver import HttpDriver
 from rollbook.sandboxes.docker import DockerProvider
 from rollbook.sandboxes.image import ensure_image
 from rollbook.sandboxes.nonce import read_nonce
-from rollbook.sandboxes.provider import GUEST_PORT, SandboxHandle, SandboxSpec
+from rollbook.sandboxes.provider import GUEST_PORT, LABEL_DEPLOYMENT, SandboxHandle, SandboxSpec
 from rollbook.settings import get_settings
 
 CALLS = 40
@@ -39,7 +39,7 @@ async def run(desktops: int) -> list[Figure]:
             await provider.stop(handle.sandbox_id)
             stops.append((time.monotonic() - began) * 1000)
     finally:
-        for sandbox in await provider.list({}):
+        for sandbox in await provider.list({LABEL_DEPLOYMENT: deployment}):
             await provider.stop(sandbox.sandbox_id)
         await provider.close()
         _remove_networks(deployment)
@@ -84,6 +84,6 @@ def _both(name: str, values: list[float]) -> list[Figure]:
 
 def _remove_networks(deployment: str) -> None:
     client = docker.from_env()
-    for network in client.networks.list(filters={"label": f"rollbook.deployment={deployment}"}):
+    for network in client.networks.list(filters={"label": f"{LABEL_DEPLOYMENT}={deployment}"}):
         network.remove()
     client.close()
