@@ -4,10 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rollbook.evidence.verify import verify
-from tests.doubles.model_server import Call, ModelServer
+from tests.doubles.model_server import Call, ModelServer, Reply
 from tests.faults.waiting import until
 from tests.modelkit import DONE, KEY, code, endpoints_file, model_spec, recorded
 from tests.stackkit import TemporalServer
@@ -18,17 +16,20 @@ SLOW_S = 8.0
 """How long an action leaves the desktop alone: long enough to be killed in."""
 
 
-@pytest.fixture
-async def temporal(temporal_server: TemporalServer) -> TemporalServer:
-    return temporal_server
+async def test_an_answer_outlives_the_worker(scratch: Path, database_url: str, temporal_server: TemporalServer) -> None:
+    """Step 2 is answered, then its worker dies before the action has ended; another answer would differ.
 
-
-async def test_an_answer_outlives_the_worker(scratch: Path, database_url: str, temporal: TemporalServer) -> None:
-    """Step 2 is answered, then its worker dies before the action has ended; another answer would differ."""
+    Step 3 has one rejected sample, then its worker dies while the model thinks of the second: only that one is asked
+    for again.
+    """
     calls: list[Call] = []
 
     def answer(call: Call) -> Any:
         calls.append(call)
+        if call.step == 3 and call.parse_attempt == 1:
+            return "no code here"
+        if call.step == 3 and len(calls) == 4:
+            return Reply("too late", delay_s=30)
         drawn = f"pyautogui.click(0.{call.step}, 0.{len(calls):03d})"  # as sampling would: never the same twice
         return DONE if call.step > 3 else code(drawn)
 
@@ -42,8 +43,8 @@ async def test_an_answer_outlives_the_worker(scratch: Path, database_url: str, t
             heartbeat_s=3,
             endpoints_file=endpoints_file(directory, {"test": server}),
         )
-        worker = WorkerProcess(settings, temporal.address, directory / "worker.log")
-        async with running_system(settings, temporal.address, workers=False) as system:
+        worker = WorkerProcess(settings, temporal_server.address, directory / "worker.log")
+        async with running_system(settings, temporal_server.address, workers=False) as system:
             await system.register_tasks("one", small_tasks(1))
             await worker.start()
             try:
@@ -60,6 +61,13 @@ async def test_an_answer_outlives_the_worker(scratch: Path, database_url: str, t
                 await until("step 2 is answered and not yet acted", answered, 60)
                 await worker.kill9()
                 await worker.start()
+
+                async def thinking() -> bool:
+                    return len(calls) == 4
+
+                await until("the second sample of step 3 is asked for", thinking, 120)
+                await worker.kill9()
+                await worker.start()
                 async with asyncio.timeout(180):
                     await handle.result()
             finally:
@@ -67,7 +75,9 @@ async def test_an_answer_outlives_the_worker(scratch: Path, database_url: str, t
             [attempt] = await recorded(system, BATCH)
             assert attempt.outcome is not None
             assert (attempt.attempt_index, attempt.outcome["termination_reason"]) == (1, "agent_done")
-            assert [(call["step"], call["parse_attempt"]) for call in attempt.calls] == [(1, 1), (2, 1), (3, 1), (4, 1)]
-            assert [call.step for call in calls] == [1, 2, 3, 4], "one request per step reached the model"
+            rows = [(call["step"], call["parse_attempt"], call["accepted"]) for call in attempt.calls]
+            assert rows == [(1, 1, True), (2, 1, True), (3, 1, False), (3, 2, True), (4, 1, True)]
+            asked = [(call.step, call.parse_attempt) for call in calls]
+            assert asked == [(1, 1), (2, 1), (3, 1), (3, 2), (3, 2), (4, 1)], "only what had no answer is asked again"
             assert (await verify(attempt, system.artifacts)).ok
             assert (await system.audit(BATCH)).ok
