@@ -101,12 +101,19 @@ class SecretRegistry:
 
     def text(self, text: str) -> str:
         """The text without secrets."""
-        # Looking for each form is much faster than the pattern, and there is hardly ever one.
-        return self._text.sub(MARK, text) if any(form in text for form in self._texts) else text
+        # Looking for each form is much faster than the pattern, and there is hardly ever one. Again after each round:
+        # a short secret may have become a whole word. What this returns it would return unchanged.
+        while any(form in text for form in self._texts) and (cleaned := self._text.sub(MARK, text)) != text:
+            text = cleaned
+        return text
 
     def data(self, data: bytes) -> bytes:
         """The bytes without secrets; only for text in UTF-8, a picture is not looked into."""
-        return self._bytes.sub(MARK.encode(), data) if any(form in data for form in self._datas) else data
+        while any(form in data for form in self._datas):
+            if (cleaned := self._bytes.sub(MARK.encode(), data)) == data:
+                break
+            data = cleaned
+        return data
 
     def value(self, value: Any) -> Any:
         """A JSON value, each of its strings and keys without secrets."""
@@ -137,8 +144,8 @@ def _forms(value: str) -> set[str]:
     forms |= {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
     if len(value) >= WHOLE_BELOW:
         forms |= set(_base64_forms(value.encode()))
-    # json inside json: a reply kept as a string within a document
-    forms |= {json.dumps(form)[1:-1] for form in list(forms)}
+    for _ in range(2):  # json inside json: a reply kept as a string within a document
+        forms |= {json.dumps(form)[1:-1] for form in list(forms)}
     return {form for form in forms if len(form) >= SHORTEST}
 
 

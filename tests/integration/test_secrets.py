@@ -160,6 +160,12 @@ def artifacts(settings: Settings) -> Iterable[tuple[str, bytes]]:
             yield path.name, path.read_bytes()
 
 
+def files_of(directory: Path) -> Iterator[tuple[str, str]]:
+    for path in directory.rglob("*"):
+        if path.is_file():
+            yield path.name, path.read_text()
+
+
 async def histories(planted: Planted) -> dict[str, str]:
     """Every history of both batches, payloads decoded."""
     found = {}
@@ -259,6 +265,33 @@ async def test_the_command_line_says_none(planted: Planted, arguments: tuple[str
     assert code in (0, 1, 2)
     assert len(said) > 20
     assert hits(said) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("training", "secrets-right"),
+        ("training", "secrets-wrong"),
+        ("gym", "secrets-right"),
+        ("gym", "secrets-wrong"),
+    ],
+)
+async def test_the_exports_hold_none(planted: Planted, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    code, said = await rollbook(planted, "export", *arguments, "--out", str(tmp_path / "rows.jsonl"))
+    assert code == 0, said
+    written = dict(files_of(tmp_path))
+    assert sum(map(len, written.values())) > 1000
+    assert "secrets-right" not in arguments or MARK in "".join(written.values())
+    assert {name: hits(content) for name, content in written.items() if hits(content)} == {}
+
+
+async def test_the_evidence_holds_none_and_is_still_proven(planted: Planted) -> None:
+    code, proof = await rollbook(planted, "evidence", "verify", "secrets-right/os/t000/0", "--json")
+    assert code == 0, proof
+    code, trace = await rollbook(planted, "evidence", "trace", "secrets-right/os/t000/0")
+    assert code == 0, trace
+    assert MARK in trace
+    assert hits(proof + trace) == []
 
 
 async def test_a_ledger_out_of_reach_is_no_reason_to_show_its_password(planted: Planted) -> None:

@@ -80,6 +80,14 @@ def test_a_secret_within_a_secret_goes_whole() -> None:
     assert registry("abcdefgh", "abcdefghijkl").text("x abcdefghijkl y") == f"x {MARK} y"
 
 
+def test_twice_is_once() -> None:
+    found = registry("abc12", "long-secret-value")
+    once = found.text("abc12long-secret-value abc12x")
+    assert once == f"{MARK}{MARK} abc12x"
+    assert found.text(once) == once
+    assert found.data(b"abc12long-secret-value abc12x") == once.encode()
+
+
 def test_values_keep_their_shape() -> None:
     found = registry("hunter2hunter2")
     value = {"k hunter2hunter2": ["hunter2hunter2", 1, None, True, ("x",)]}

@@ -7,7 +7,7 @@ from typing import Any
 from rollbook.policies.client.errors import TransportFailed
 from rollbook.policies.client.faults import complaint, refusal
 from rollbook.policies.client.tokens import WITHHELD, token_evidence, without_tokens
-from rollbook.redaction import redact_bytes
+from rollbook.redaction import redact_bytes, redact_value
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,14 @@ class Asked:
 def read_reply(raw: bytes, asked: Asked, queued_s: float, latency_s: float) -> ChatReply:
     """Take a 200 apart. Raises TransportFailed for what is no chat completion, or the error that it reports.
 
-    Everything is read from the redacted body, so that what is kept and what is acted upon are the same.
+    Everything is read after redaction, so that what is kept and what is acted upon are the same.
     """
-    clean = redact_bytes(raw)
-    reply = _document(clean)
-    withheld = clean != raw or redact_bytes(asked.kept) != asked.kept
+    received = _document(raw)
+    reply = redact_value(received)
+    withheld = reply != received or redact_bytes(asked.kept) != asked.kept
     if withheld:
         reply = without_tokens(reply)
-        clean = json.dumps(reply, ensure_ascii=False).encode(errors="replace")
-    raw = clean
+        raw = json.dumps(reply, ensure_ascii=False).encode(errors="replace")
     if "error" in reply and not reply.get("choices"):  # some gateways report failures with status 200
         raise refusal(_status_within(reply), raw, {}, asked.max_output_tokens)
     choice = _choice(reply, raw)
