@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from models.base import Input, Name
 from models.contract import AgentOptions, Overlay, Purpose, Sampling, agent_of, difference
@@ -91,9 +91,12 @@ class OpenAIPolicy(Input):
 
     def agent(self, purpose: Purpose) -> tuple[dict[str, Any], dict[str, Any]]:
         """(what makes the agent, its sampling) for a purpose, as plain JSON; raises ValueError for a bad overlay."""
-        return agent_of(
-            self.protocol, self.history, self.options, self.sampling, self.by_purpose.get(purpose, Overlay())
-        )
+        overlay = self.by_purpose.get(purpose, Overlay())
+        try:
+            return agent_of(self.protocol, self.history, self.options, self.sampling, overlay)
+        except ValidationError as error:  # the parts are valid, so the fault is the overlay's
+            wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
+            raise ValueError(f"by_purpose.{purpose}: {'; '.join(wrong)}") from None
 
 
 Policy = Annotated[ScriptedPolicy | NoopPolicy | ReplayPolicy | OpenAIPolicy, Field(discriminator="kind")]

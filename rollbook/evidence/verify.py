@@ -20,6 +20,7 @@ from rollbook.policies.client.request import request_body, serialise
 from rollbook.policies.model import said_of, tokens_of
 from rollbook.policies.protocols.base import ReplyView
 from rollbook.policies.screen import seen
+from rollbook.redaction import redact_bytes
 
 
 class Artifacts(Protocol):
@@ -141,7 +142,7 @@ class _Verification:
             note("parse_attempt", f"the next call is number {planned.number}")
         telemetry = row["telemetry"] or {}
         request = ChatRequest(agent.model, planned.messages, tools=planned.tools, sampling=planned.sampling)
-        digest = hashlib.sha256(serialise(request_body(request, telemetry["api"]))).hexdigest()
+        digest = _digest(serialise(request_body(request, telemetry["api"])))
         if digest != row["prompt_sha256"]:
             note("prompt", f"rendered again it has digest {digest}, as sent it had {row['prompt_sha256']}")
         else:
@@ -177,7 +178,7 @@ class _Verification:
         for name in different:
             note(name, f"read again it is {wanted_row[name]!r:.200}, recorded is {row[name]!r:.200}")
         tokens = tokens_of(reply)
-        digest = None if tokens is None else hashlib.sha256(tokens).hexdigest()
+        digest = None if tokens is None else _digest(tokens)
         if digest != row["tokens_sha256"]:
             note("tokens", f"the raw reply's arrays have digest {digest}, recorded is {row['tokens_sha256']}")
         elif not different:
@@ -187,6 +188,11 @@ class _Verification:
         raw = await self._artifacts.get(row["response_sha256"])
         asked = Asked(model=row["model_name"], kept=b"", digest="", sent_digest="")
         return read_reply(raw, asked, queued_s=0.0, latency_s=0.0)
+
+
+def _digest(text: bytes) -> str:
+    """Digest of a text as it is kept: without the secrets of this deployment."""
+    return hashlib.sha256(redact_bytes(text)).hexdigest()
 
 
 def _place(row: Row) -> tuple[int, int]:

@@ -3,10 +3,12 @@
 from typing import Any
 
 from models.batch import BatchSpec, Resolved, contract_of
+from models.contract import Purpose
 from models.policy import OpenAIPolicy, Policy, ReplayPolicy, ScriptedPolicy
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
-from rollbook.policies.protocols.registry import protocol
+from rollbook.policies.client.request import OWNED
+from rollbook.policies.protocols.registry import PARSERS, protocol
 from rollbook.policies.replay import register_replay
 
 
@@ -24,13 +26,18 @@ async def resolve_policy(spec: BatchSpec, ledger: Ledger, endpoints: list[str] |
         if endpoints is not None and policy.endpoint not in endpoints:
             known = ", ".join(endpoints) or "none; see ROLLBOOK_ENDPOINTS_FILE"
             raise InvalidInput(f"policy.endpoint: no endpoint profile {policy.endpoint!r} here (there are: {known})")
-        return {"parser_id": parser_of(policy, spec.purpose)}
+        parsers: dict[Purpose, str] = {"train": parser_of(policy, "train"), "eval": parser_of(policy, "eval")}
+        return {"parser_id": parsers[spec.purpose]}
     return {}
 
 
-def parser_of(policy: OpenAIPolicy, purpose: Any) -> str:
-    """The parser of the policy's protocol; raises InvalidInput for a protocol that this version does not have."""
-    agent, _ = policy.agent(purpose)
+def parser_of(policy: OpenAIPolicy, purpose: Purpose) -> str:
+    """The parser of the policy's protocol for a purpose; raises InvalidInput for what this version cannot send."""
+    agent, sampling = policy.agent(purpose)
+    if taken := sorted(OWNED & sampling["extra"].keys()):
+        raise InvalidInput(f"policy.sampling.extra: {', '.join(taken)} cannot be set here")
+    if agent["protocol_id"] not in PARSERS:
+        raise InvalidInput(f"policy.protocol: {agent['protocol_id']!r} is unknown; use one of {', '.join(PARSERS)}")
     return protocol(agent["protocol_id"]).parser_id
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
+from temporalio.client import WorkflowFailureError
 
 from rollbook.errors import InvalidInput
 from rollbook.evidence.exact import exact_envelope
@@ -228,3 +229,42 @@ async def test_every_planned_rollout_is_in_the_export_or_it_is_refused(system: S
     async with system.ledger.engine.connect() as connection:
         keys = set((await connection.execute(text("SELECT rollout_key FROM rollout WHERE state = 'final'"))).scalars())
     assert {row["rollout_key"] for row in read(tmp_path / "rows.jsonl")} == keys
+
+
+async def test_the_audit_reads_images_and_token_arrays(system: System) -> None:
+    attempt = next(one for one in await recorded(system, BATCH) if one.key.endswith("t001/2"))
+    root = Path(system.settings.artifacts.removeprefix("file://"))
+    for name in ("tokens_sha256", "prompt_sha256"):
+        sha256 = attempt.calls[0][name]
+        path = root / sha256[:2] / sha256
+        hidden = path.with_suffix(".hidden")
+        os.rename(path, hidden)
+        try:
+            report = await system.audit(BATCH)
+            loaded = await load_calls(attempt, system.artifacts)
+        finally:
+            os.rename(hidden, path)
+        assert ("artifact_missing", sha256) in {(found.kind, found.subject) for found in report.findings}
+        assert not loaded.evidence_complete
+        assert exact_envelope(loaded) is None
+    image = attempt.calls[0]["image_sha256"]
+    path = root / image[:2] / image
+    kept = path.read_bytes()
+    path.write_bytes(kept + b"x")
+    try:
+        report = await system.audit(BATCH)
+    finally:
+        path.write_bytes(kept)
+    assert ("artifact_corrupt", image) in {(found.kind, found.subject) for found in report.findings}
+
+
+async def test_unknown_protocols_and_endpoints_are_refused_at_registration(system: System) -> None:
+    for policy, message in (
+        ({"protocol": "telepathy-v1"}, "policy.protocol: 'telepathy-v1' is unknown"),
+        ({"endpoint": "nowhere"}, "policy.endpoint: no endpoint profile 'nowhere'"),
+        ({"sampling": {"extra": {"n": 4}}}, "policy.sampling.extra: n cannot be set"),
+        ({"agent_contract_id": f"agent-contract-{'0' * 24}"}, "policy.agent_contract_id: the spec means"),
+    ):
+        with pytest.raises(WorkflowFailureError) as failure:
+            await system.run_batch(model_spec("two", policy))
+        assert message in str(failure.value.cause)
