@@ -2,13 +2,14 @@
 
 The registry is one per process, like `logging`: settings, endpoint profiles and providers add what they know, and every
 place where text leaves us (logs, errors, evidence, exports) asks it. It knows a value as it stands, as JSON, URL
-encoding and `repr` write it, and inside base64 at any of its three alignments (`Authorization: Basic …`).
+encoding, XML and `repr` write it, and inside base64 at any of its three alignments (`Authorization: Basic …`).
 
 A short secret is dangerous to replace: `a` is everywhere. Below `WHOLE_BELOW` characters only whole words are replaced;
 below `SHORTEST`, and for what people write where no secret is needed (`EMPTY`, `password`), nothing is.
 """
 
 import base64
+import html
 import json
 import logging
 import os
@@ -25,6 +26,8 @@ from pydantic import SecretStr
 from rollbook.settings import Settings
 
 MARK = "[redacted]"
+_MARK = MARK.encode()
+_ROUNDS = 4
 SHORTEST = 4
 WHOLE_BELOW = 8
 
@@ -87,7 +90,7 @@ class SecretRegistry:
         """Redact this value from now on; False when it is too short or no secret (see the module)."""
         plain = value.get_secret_value() if isinstance(value, SecretStr) else value or ""
         plain = plain.strip()
-        if len(plain) < SHORTEST or plain.casefold() in NO_SECRETS:
+        if len(plain) < SHORTEST or plain.casefold() in NO_SECRETS or plain in MARK:
             return False
         if plain not in self._values:
             self._values.add(plain)
@@ -103,14 +106,16 @@ class SecretRegistry:
         """The text without secrets."""
         # Looking for each form is much faster than the pattern, and there is hardly ever one. Again after each round:
         # a short secret may have become a whole word. What this returns it would return unchanged.
-        while any(form in text for form in self._texts) and (cleaned := self._text.sub(MARK, text)) != text:
+        for _ in range(_ROUNDS):
+            if not any(form in text for form in self._texts) or (cleaned := self._text.sub(MARK, text)) == text:
+                break
             text = cleaned
         return text
 
     def data(self, data: bytes) -> bytes:
         """The bytes without secrets; only for text in UTF-8, a picture is not looked into."""
-        while any(form in data for form in self._datas):
-            if (cleaned := self._bytes.sub(MARK.encode(), data)) == data:
+        for _ in range(_ROUNDS):
+            if not any(form in data for form in self._datas) or (cleaned := self._bytes.sub(_MARK, data)) == data:
                 break
             data = cleaned
         return data
@@ -142,6 +147,7 @@ def _bounded(form: str) -> str:
 def _forms(value: str) -> set[str]:
     forms = {value, quote(value, safe=""), quote(value), quote_plus(value), repr(value)[1:-1]}
     forms |= {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+    forms |= {html.escape(value), html.escape(value, quote=False)}  # accessibility trees are XML
     if len(value) >= WHOLE_BELOW:
         forms |= set(_base64_forms(value.encode()))
     for _ in range(2):  # json inside json: a reply kept as a string within a document

@@ -1,6 +1,7 @@
 """Redaction by value: every form a secret takes, and what must stay as it is."""
 
 import base64
+import html
 import json
 import logging
 from urllib.parse import quote, quote_plus
@@ -37,6 +38,7 @@ def registry(*values: str) -> SecretRegistry:
         quote(ODD),
         quote_plus(ODD),
         repr(ODD)[1:-1],
+        html.escape(ODD),
         json.dumps(ODD)[1:-1],
         json.dumps(ODD, ensure_ascii=False)[1:-1],
         json.dumps(json.dumps(ODD)[1:-1])[1:-1],
@@ -71,7 +73,7 @@ def test_short_secrets_are_replaced_as_whole_words_only() -> None:
     assert found.text("abc12, xabc12, abc123, (abc12)") == f"{MARK}, xabc12, abc123, ({MARK})"
 
 
-@pytest.mark.parametrize("value", ["", "  ", "a", "abc", "EMPTY", "password", "None", "sk-no-key-required"])
+@pytest.mark.parametrize("value", ["", "  ", "a", "abc", "EMPTY", "password", "None", "redacted"])
 def test_what_protects_nothing_is_not_replaced(value: str) -> None:
     assert not SecretRegistry().add(value)
 
