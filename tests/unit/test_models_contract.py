@@ -142,7 +142,10 @@ def test_legacy_knobs_mean_a_history_policy(knobs: dict[str, Any], history: dict
         ({"sampling": {"temperature": 3}}, "policy.sampling.temperature"),
         ({"sampling": {"top_p": 0}}, "policy.sampling.top_p"),
         ({"by_purpose": {"test": {}}}, "policy.by_purpose"),
-        ({"parity": "declared", "by_purpose": {"train": {"options": {"thinkin": True}}}}, r"by_purpose\.train: thinkin: Extra"),
+        (
+            {"parity": "declared", "by_purpose": {"train": {"options": {"thinkin": True}}}},
+            r"by_purpose\.train: thinkin: Extra",
+        ),
         ({"model": " "}, "policy.model"),
         ({"endpoint": "http://127.0.0.1"}, "policy.endpoint"),
         ({"api_key": "not-to-be-echoed"}, "policy.api_key: unknown key"),
