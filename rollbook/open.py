@@ -42,4 +42,5 @@ def _providers(settings: Settings) -> dict[str, SandboxProvider]:
 
 
 async def _evaluator(role: str) -> EvaluatorEnv | None:
-    return await ensure_environment(log=lambda line: None) if role in ("osworld", "all") else None
+    """Setup and scoring need it; registration needs to know its revision, which is part of the contract."""
+    return None if role == "desktop" else await ensure_environment(log=lambda line: None)

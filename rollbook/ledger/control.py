@@ -26,7 +26,9 @@ _COUNTS = text("""
 
 async def set_control(conn: AsyncConnection, change: Control) -> None:
     """Write a control change; the pump and `claim` read it. Repeating it changes nothing."""
-    values = _columns(change) | {"control_reason": storable(change.reason)}
+    values = _columns(change)
+    if change.reason or change.verb in ("resume", "stop"):  # set_concurrency says nothing about why it is paused
+        values["control_reason"] = storable(change.reason)
     await _update(conn, change.batch_id, change.launch_id, values)
 
 

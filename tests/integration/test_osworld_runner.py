@@ -437,7 +437,7 @@ for address in (("127.0.0.1", {port}), ("192.0.2.1", 80)):
         found.append(f"reached {{address}}")
     except OSError:
         pass
-for path in ({secret!r}, "/etc/shadow", "/root/.bashrc", "/var/run/docker.sock"):
+for path in ({secret!r}, "/etc/shadow", {str(Path.home() / ".bashrc")!r}, "/var/run/docker.sock"):
     if os.path.exists(path):
         found.append(f"sees {{path}}")
 for path in ("/usr/x", "/x", "/run/inside/x", "/etc/x"):
