@@ -412,7 +412,9 @@ async def test_code_of_the_agent_is_locked_in(run: Run, guest: HttpGuest, tmp_pa
     secret.write_text("the worker's own")
     secret.chmod(0o666)
     with socket.create_server(("127.0.0.1", 0)) as service:
-        guest.routes["/file"] = _SPY.format(port=service.getsockname()[1], secret=str(secret)).encode()
+        guest.routes["/file"] = _SPY.format(
+            port=service.getsockname()[1], secret=str(secret), home=str(Path.home())
+        ).encode()
         suite = task(
             func="check_python_file_by_test_suite",
             result=vm_file("agent.py"),
@@ -437,7 +439,7 @@ for address in (("127.0.0.1", {port}), ("192.0.2.1", 80)):
         found.append(f"reached {{address}}")
     except OSError:
         pass
-for path in ({secret!r}, "/etc/shadow", {str(Path.home() / ".bashrc")!r}, "/var/run/docker.sock"):
+for path in ({secret!r}, "/etc/shadow", {home!r}, "/var/run/docker.sock"):
     if os.path.exists(path):
         found.append(f"sees {{path}}")
 for path in ("/usr/x", "/x", "/run/inside/x", "/etc/x"):
