@@ -21,6 +21,8 @@ from rollbook.sandboxes.removal import remove_sandbox
 from rollbook.services import Services
 
 SHOWN = 50
+ROWS = 50_000
+"""Rows under way that one run looks at, quiet ones first: well above any window, or the rest would never be seen."""
 RUNNING_EPISODES = f"WorkflowType = '{names.EPISODE}' AND ExecutionStatus = 'Running'"
 
 
@@ -78,7 +80,7 @@ class Run:
         return Reconciled.model_validate({**self._numbers, **shown})
 
     async def _rows(self) -> None:
-        for suspect in await self._ledger.suspects(*self._own, self._min_age_s):
+        for suspect in await self._ledger.suspects(*self._own, self._min_age_s, limit=ROWS):
             self._numbers["looked_at"] += 1
             alive = await self._lives(suspect.rollout_key, suspect.run_id)
             if alive is None:
@@ -175,6 +177,9 @@ class Run:
         except RPCError as error:
             if error.status == RPCStatusCode.NOT_FOUND:
                 return False
+            self._doubt(workflow_id, error)
+            return None
+        except ValueError as error:  # a state that this SDK does not know, for instance paused: no death
             self._doubt(workflow_id, error)
             return None
         return description.status == WorkflowExecutionStatus.RUNNING

@@ -151,6 +151,8 @@ class PumpActivities:
             if error.status == RPCStatusCode.NOT_FOUND:
                 return False
             raise
+        except ValueError:
+            return True  # a state that this SDK does not know, for instance paused
         return description.status == WorkflowExecutionStatus.RUNNING
 
     async def _cancel(self, key: str) -> None:
