@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from rollbook.ledger import Ledger, migrate, tables
-from tests.integration.ledgerkit import Kit, make_tasks, rows
+from tests.integration.ledgerkit import Kit, make_tasks, ref, rows
 from tests.stackkit import PostgresServer
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +147,58 @@ async def test_a_filled_database_goes_down_and_up(database_url: str, engine: Eng
     await asyncio.to_thread(migrate.upgrade, database_url)
     assert migrate.is_current(database_url)
     await ledger.aclose()
+
+
+async def everything(ledger: Ledger) -> dict[str, list[Any]]:
+    """Every row of every table, by name of its columns."""
+    return {
+        table.name: sorted(
+            (dict(row) for row in await rows(ledger, f"SELECT * FROM {table.name}")), key=lambda row: repr(row)
+        )
+        for table in tables.metadata.sorted_tables
+    }
+
+
+async def test_the_previous_revision_loses_nothing_either_way(database_url: str, engine: Engine) -> None:
+    """A database of the previous revision, filled with every kind of row, comes up to this one and goes back whole."""
+    migrate.upgrade(database_url)
+    ledger = Ledger.connect(database_url)
+    kit = Kit(ledger, tasks=make_tasks(6))
+    await ledger.register_task_set("tasks", kit.tasks)
+    await ledger.register_script("script", {"schema_version": 1, "tasks": {}, "default": {"steps": []}})
+    identity = {"sampling_event_id": "event", "source_group_ids": {task.task_id: task.task_id for task in kit.tasks}}
+    keys = await kit.keys(identity=identity)
+    for key in keys[:3]:
+        await kit.run(key)
+    await kit.ledger.request_rerun(kit.batch_id, keys[:1], reason="again", requested_by="ann", supersede=True)
+    await kit.claim(keys[3])
+    lease = {"deployment_id": "test", "provider": "null", "lease_s": 60.0}
+    await kit.ledger.sandbox_intent(ref(keys[3], 1), "run-1", sandbox_key="s-1", **lease)  # type: ignore[arg-type]
+    await kit.ledger.sighted_missing(keys[3], "run-1")
+    before = await everything(ledger)
+    assert all(before.values()), {name for name, found in before.items() if not found}
+    report = await ledger.audit(kit.batch_id)
+
+    await asyncio.to_thread(migrate.downgrade, database_url, previous())
+    assert await asyncio.to_thread(migrate.current, database_url) == previous()
+    assert await everything(ledger) == before, "the downgrade loses nothing"
+    await asyncio.to_thread(migrate.upgrade, database_url)
+    assert await everything(ledger) == before, "the upgrade loses nothing"
+    assert await ledger.audit(kit.batch_id) == report, "seals, digests and the plan still fit"
+    await kit.run(keys[4])
+    await ledger.aclose()
+
+
+def previous() -> str:
+    """The revision before the newest."""
+    config = Config()
+    config.set_main_option("script_location", str(ROOT / "migrations"))
+    config.set_main_option("path_separator", "os")
+    script = ScriptDirectory.from_config(config)
+    newest = script.get_revision("head")
+    assert newest is not None
+    assert isinstance(newest.down_revision, str)
+    return newest.down_revision
 
 
 def test_every_revision_gives_its_reason() -> None:
