@@ -268,3 +268,22 @@ async def test_unknown_protocols_and_endpoints_are_refused_at_registration(syste
         with pytest.raises(WorkflowFailureError) as failure:
             await system.run_batch(model_spec("two", policy))
         assert message in str(failure.value.cause)
+
+
+async def test_a_trainers_own_identity_makes_rows_trainable(system: System, tmp_path: Path) -> None:
+    identity = {
+        "sampling_event_id": "sampling-train-step-00000001-ab",
+        "source_group_ids": {"t000": "g0", "t001": "g1"},
+    }
+    spec = model_spec("two", samples=2, purpose="train", identity=identity)
+    await system.run_batch(spec, "caller")
+    manifest = await export_training(system.ledger, system.artifacts, "caller", tmp_path / "rows.jsonl")
+    rows = read(tmp_path / "rows.jsonl")
+    assert (manifest["final"], manifest["masked"], len(rows)) == (4, 0, 4 * 5)
+    assert {row["trainable"] for row in rows} == {True}
+    assert {tuple(row["exact_trace"]["incomplete_reasons"]) for row in rows} == {()}
+    assert {row["identity"]["source"] for row in rows} == {"caller"}
+    assert len({row["identity"]["group_id"] for row in rows}) == 2
+    [attempt, *_] = await recorded(system, "caller")
+    trajectory = semantic_trajectory(await load_calls(attempt, system.artifacts))
+    assert trajectory["trajectory_contract"]["training_eligibility"]["status"] == "requires_runtime_admission"
