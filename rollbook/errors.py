@@ -19,6 +19,8 @@ RollbookError
     ├── ActionTimeout      reason action_timeout
     ├── ActionFailed       reason rollout_error
     ├── ModelCallFailed    reason model_call_failed
+    │   ├── CallError          a call by the model client (rollbook/policies/client/errors.py):
+    │   └── …                  ContextOverflow, RateLimited, AuthFailed, BadRequest, TransportFailed
     ├── ModelTimeout       reason model_timeout
     ├── EvaluationInterrupted  reason evaluation_interrupted
     └── EvaluatorError     reason evaluator_error

@@ -147,10 +147,7 @@ class WorkerProcess:
 
     def environment(self) -> dict[str, str]:
         """Settings as variables."""
-        assert self._settings.database_url is not None
-        changed = self._settings.model_dump(exclude_unset=True, mode="json")
-        changed["database_url"] = self._settings.database_url.get_secret_value()
-        ours = {f"ROLLBOOK_{name.upper()}": str(value) for name, value in changed.items() if value is not None}
+        ours = self._settings.environment()
         return {**os.environ, **ours, "TEMPORAL_ADDRESS": self._address, "ROLLBOOK_READY_FILE": str(self.ready_file)}
 
     async def start(self) -> None:

@@ -413,7 +413,7 @@ async def test_code_of_the_agent_is_locked_in(run: Run, guest: HttpGuest, tmp_pa
     secret.chmod(0o666)
     with socket.create_server(("127.0.0.1", 0)) as service:
         guest.routes["/file"] = _SPY.format(
-            port=service.getsockname()[1], secret=str(secret), home=str(Path.home())
+            port=service.getsockname()[1], secret=str(secret), home=str(Path.home() / ".bashrc")
         ).encode()
         suite = task(
             func="check_python_file_by_test_suite",
