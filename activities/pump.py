@@ -56,7 +56,6 @@ class PumpActivities:
         """Keep the window full until the batch is whole, has stopped, or the slice is over."""
         ledger, batch_id = self._services.ledger, request.batch_id
         ends_at = time.monotonic() + request.slice_s
-        ending = Ending()
         async with beating() as note:
             if request.thaw and not (await ledger.batch_control(batch_id)).frozen:
                 await self._each(await ledger.in_flight(batch_id), self._thaw)
@@ -67,7 +66,7 @@ class PumpActivities:
                 if not (control.paused or control.cancelling):
                     await self._fill(batch_id)  # while stopping: only what was queued and never claimed
                 state = await self._state(batch_id, stopping)
-                if state is not None and ending.may_wait() and await ledger.has_desktops(batch_id):
+                if state is not None and await self._desktops_end(batch_id, state, ends_at):
                     state = None
                 if state is None and time.monotonic() >= ends_at:
                     state = "continue"
@@ -119,6 +118,13 @@ class PumpActivities:
         if rows and (await ledger.batch_control(batch_id)).frozen:
             await self._each([row.rollout_key for row in rows], self._freeze)
 
+    async def _desktops_end(self, batch_id: str, state: str, ends_at: float) -> bool:
+        """Whether the end of the batch waits for its last desktops: who reads that it is complete may count on their
+        being gone. A whole batch waits from the moment it was found whole, however often the pump is called anew."""
+        if state != "whole" and time.monotonic() >= ends_at:
+            return False
+        return await self._services.ledger.has_desktops(batch_id, DESKTOPS_WAIT_S)
+
     async def _state(self, batch_id: str, stopping: bool) -> str | None:
         ledger = self._services.ledger
         if await ledger.batch_is_whole(batch_id):
@@ -168,18 +174,6 @@ class PumpActivities:
     async def _each(keys: list[str], work: Callable[[str], Awaitable[None]]) -> None:
         for start in range(0, len(keys), STARTS_AT_ONCE):
             await asyncio.gather(*(work(key) for key in keys[start : start + STARTS_AT_ONCE]))
-
-
-class Ending:
-    """The end of a batch waits for its last desktops: who reads that it is complete may count on their being gone."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def may_wait(self) -> bool:
-        """Whether the patience lasts; it begins with the first question."""
-        self._since = self._since or time.monotonic()
-        return time.monotonic() - self._since < DESKTOPS_WAIT_S
 
 
 async def _if_there(call: Awaitable[None]) -> None:

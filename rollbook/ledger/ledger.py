@@ -328,10 +328,10 @@ class Ledger:
         async with transaction(self.engine) as conn:
             return await sandboxes.sandbox_stopped(conn, sandbox_key, reason)
 
-    async def has_desktops(self, batch_id: str) -> bool:
-        """Whether any desktop of the batch is not known to be stopped."""
+    async def has_desktops(self, batch_id: str, patience_s: float) -> bool:
+        """Whether any desktop of the batch is not known to be stopped; not asked any more after `patience_s`."""
         async with reading(self.engine) as conn:
-            return await sandboxes.has_desktops(conn, batch_id)
+            return await sandboxes.has_desktops(conn, batch_id, patience_s)
 
     async def leases_of(self, deployment_id: str, keys: list[str]) -> list[Lease]:
         """Leases of a deployment by their keys, stopped ones included."""

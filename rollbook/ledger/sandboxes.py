@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, Select, func, select, true
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -110,11 +110,13 @@ async def leases_of(conn: AsyncConnection, deployment_id: str, keys: list[str]) 
     return [Lease(**row) for row in (await conn.execute(query)).mappings()]
 
 
-async def has_desktops(conn: AsyncConnection, batch_id: str) -> bool:
-    """Whether any desktop of the batch is not known to be stopped."""
+async def has_desktops(conn: AsyncConnection, batch_id: str, patience_s: float) -> bool:
+    """Whether any desktop of the batch is not known to be stopped; False once it has been whole for `patience_s`."""
     lease, row = tables.sandbox, tables.rollout
     mine = select(row.c.rollout_key).where(row.c.batch_id == batch_id)
-    query = select(lease.c.sandbox_key).where(lease.c.state != "stopped", lease.c.rollout_key.in_(mine)).limit(1)
+    closed_at = select(tables.batch.c.closed_at).where(tables.batch.c.batch_id == batch_id).scalar_subquery()
+    fresh = func.coalesce(closed_at > func.now() - func.make_interval(0, 0, 0, 0, 0, 0, patience_s), true())
+    query = select(lease.c.sandbox_key).where(lease.c.state != "stopped", lease.c.rollout_key.in_(mine), fresh).limit(1)
     return await conn.scalar(query) is not None
 
 

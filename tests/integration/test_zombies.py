@@ -20,6 +20,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
+from activities import pump
 from activities.desktop import DesktopActivities
 from activities.ledger import LedgerActivities
 from activities.policy import PolicyActivities
@@ -156,6 +157,24 @@ async def test_a_terminated_episode_is_superseded_by_the_next(system: System) ->
     await playing(system, key, 2)
     assert (await finish(system, "terminated", max_attempts=1)).counts.admitted == 1
     assert await ends(system, key) == [("superseded", "claim", False), ("agent_done", "episode", True)]
+
+
+async def test_a_batch_does_not_wait_for_ever_for_a_desktop(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A desktop that nobody can stop delays the end of its batch by so much, whatever the length of a pump call."""
+    monkeypatch.setattr(pump, "DESKTOPS_WAIT_S", 7.0)
+    assert system.settings.pump_slice_s < pump.DESKTOPS_WAIT_S
+    key = await plan(system, "left-over")
+    handle = await episode(system, key)
+    await playing(system, key)
+    await handle.terminate("a test")
+    await episode(system, key)
+    async with asyncio.timeout(90):
+        result = await system.run_batch(null_spec("one", **LONG), "left-over")
+    assert (result.state, result.counts.admitted) == ("complete", 1)
+    assert await ends(system, key) == [("superseded", "claim", False), ("agent_done", "episode", True)]
+    report = await system.audit("left-over")
+    assert report.ok, report.findings
+    assert [notice.kind for notice in report.notices] == ["live_desktop"], "it is on record"
 
 
 async def test_a_reset_episode_leaves_one_result(system: System) -> None:
