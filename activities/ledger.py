@@ -73,7 +73,7 @@ class LedgerActivities:
 
     async def _resolve(self, spec: BatchSpec) -> Resolved:
         """What the names in the spec mean now."""
-        meant = await resolve_policy(spec, self._services.ledger, self._services.models.names)
+        meant = await resolve_policy(spec, self._services.ledger, endpoints=self._services.models.names, register=True)
         if spec.desktop.provider not in self._services.providers:
             raise InvalidInput(
                 f"desktop.provider: no worker here has {spec.desktop.provider!r}; there is "

@@ -2,39 +2,45 @@
 
 from typing import Any
 
-from models.batch import BatchSpec, NoopPolicy, Resolved, contract_digest
+from models.batch import BatchSpec, Resolved, contract_digest
+from models.contract import agent_contract_id
+from models.policy import OpenAIPolicy, ReplayPolicy, ScriptedPolicy
 from rollbook.cli.opening import open_ledger
 from rollbook.cli.out import note
 from rollbook.errors import ConfigError
-from rollbook.policies.resolve import contract_for, resolve_policy
+from rollbook.policies.resolve import contract_for, parser_of, resolve_policy
 from rollbook.settings import Settings
 
 
 async def resolve(found: Settings, batch_id: str, spec: BatchSpec) -> dict[str, Any]:
-    """The spec with every default filled in, and the digest of its contract.
+    """The spec with every default filled in, the digest of its contract, and the id of its agent contract.
 
-    The digest is null where something is not known on this machine; workers resolve it themselves.
+    Both are null where something is not known on this machine; workers resolve it themselves.
     """
     resolved, unknown = await _resolved(found, spec)
     for what in unknown:
         note(f"note: {what}, so the contract's digest is not known here")
+    contract = None if unknown else contract_for(spec, resolved)
     return {
         "batch_id": batch_id,
         "spec": spec.model_dump(mode="json"),
         "resolved": resolved.model_dump(mode="json"),
-        "contract_digest": None if unknown else contract_digest(contract_for(spec, resolved)),
+        "contract_digest": contract and contract_digest(contract),
+        "agent_contract_id": contract and agent_contract_id(contract),
     }
 
 
 async def _resolved(found: Settings, spec: BatchSpec) -> tuple[Resolved, list[str]]:
     unknown: list[str] = []
     meant: dict[str, Any] = {}
-    if not isinstance(spec.policy, NoopPolicy):
+    if isinstance(spec.policy, ScriptedPolicy | ReplayPolicy):
         try:
             async with open_ledger(found) as ledger:
                 meant = await resolve_policy(spec, ledger)
         except ConfigError as error:
             unknown.append(str(error))
+    elif isinstance(spec.policy, OpenAIPolicy):
+        meant = {"parser_id": parser_of(spec.policy, spec.purpose)}
     if spec.desktop.provider == "null":
         return Resolved(**meant, evaluator_revision="null", null_desktop=True), unknown
     revision = await _evaluator_revision()

@@ -12,15 +12,14 @@ from rollbook.ledger import Ledger
 from rollbook.ledger.recorded import Recorded
 
 
-async def register_replay(ledger: Ledger, policy: ReplayPolicy) -> str:
-    """Register what the policy means now as a script; its digest. Raises InvalidInput when nothing was recorded."""
+async def recorded_script(ledger: Ledger, policy: ReplayPolicy) -> dict[str, Any]:
+    """What the policy means now, as a script. Raises InvalidInput when nothing was recorded."""
     if policy.rollout is not None:
         sources = [await ledger.recorded(policy.rollout, policy.attempt)]
     else:
         assert policy.batch is not None
         sources = [await ledger.recorded(key) for key in await _admitted(ledger, policy.batch)]
-    body = script_of(sources)
-    return await ledger.register_script(_name(policy), body)
+    return script_of(sources)
 
 
 def script_of(sources: list[Recorded]) -> dict[str, Any]:
@@ -51,6 +50,7 @@ def _step(call: dict[str, Any]) -> dict[str, Any]:
     return {"thought": "", "actions": said, "stop": None}
 
 
-def _name(policy: ReplayPolicy) -> str:
+def script_name(policy: ReplayPolicy) -> str:
+    """Under which name its script is registered."""
     source = policy.batch or str(policy.rollout)
     return "replay-" + "".join(c if c.isalnum() or c in "_.-" else "-" for c in source)[:150]

@@ -4,24 +4,31 @@ from typing import Any
 
 from models.batch import BatchSpec, Resolved, contract_of
 from models.contract import Purpose
+from models.identity import digest
 from models.policy import OpenAIPolicy, Policy, ReplayPolicy, ScriptedPolicy
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
 from rollbook.policies.client.request import OWNED
 from rollbook.policies.protocols.registry import PARSERS, protocol
-from rollbook.policies.replay import register_replay
+from rollbook.policies.replay import recorded_script, script_name
 
 
-async def resolve_policy(spec: BatchSpec, ledger: Ledger, endpoints: list[str] | None = None) -> dict[str, Any]:
+async def resolve_policy(
+    spec: BatchSpec, ledger: Ledger, *, endpoints: list[str] | None = None, register: bool = False
+) -> dict[str, Any]:
     """Members of `Resolved`; raises InvalidInput that names the field.
 
-    `endpoints`: names of the profiles that the workers have; None leaves the endpoint unchecked.
+    `endpoints`: names of the profiles that the workers have; None leaves the endpoint unchecked. `register`: keep the
+    script that a replay means; without it nothing is written.
     """
     policy: Policy = spec.policy
     if isinstance(policy, ScriptedPolicy):
         return {"script_digest": await ledger.find_script(policy.script)}
     if isinstance(policy, ReplayPolicy):
-        return {"script_digest": await register_replay(ledger, policy)}
+        body = await recorded_script(ledger, policy)
+        if register:
+            await ledger.register_script(script_name(policy), body)
+        return {"script_digest": digest(body)}
     if isinstance(policy, OpenAIPolicy):
         if endpoints is not None and policy.endpoint not in endpoints:
             known = ", ".join(endpoints) or "none; see ROLLBOOK_ENDPOINTS_FILE"

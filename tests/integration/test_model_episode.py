@@ -67,6 +67,35 @@ async def test_40_steps_have_3_images_in_each_request(system: System, said: Scen
     assert [len(call.pictures) for call in said.calls] == [1, 2, *[3] * 38]
 
 
+def tool_calls(call: Call) -> Any:
+    """A reply of computer-tool-v1, with some thinking before it."""
+    last = {"action": "terminate", "status": "success"}
+    arguments = last if call.step > 9 else {"action": "click", "coordinate": [call.step / 100, 0.5]}
+    return Reply(f"Step {call.step}.", "I think.", tool_calls=[{"name": "computer", "arguments": arguments}])
+
+
+GROWING = {"name": "hysteresis", "params": {"low_water": 2, "high_water": 4}}
+SINK = {"name": "sink_window", "params": {"sink": 1, "low_water": 3, "high_water": 4}}
+IMAGES = [(GROWING, [1, 2, 3, 4, 2, 3, 4, 2, 3, 4]), (SINK, [1, 2, 3, 4, 3, 4, 3, 4, 3, 4])]
+
+
+@pytest.mark.parametrize(("history", "images"), IMAGES)
+@pytest.mark.parametrize("protocol", ["pyautogui-code-v1", "computer-tool-v1", "nano-omni-v3-osworld-v1"])
+async def test_every_protocol_is_reproducible_under_every_history(
+    system: System, said: Scenario, protocol: str, history: dict[str, Any], images: list[int]
+) -> None:
+    answer = tool_calls if protocol == "computer-tool-v1" else click_until(9)
+    policy = {
+        "protocol": protocol,
+        "history": history,
+        "options": {"repeated_action_warning_threshold": 2, "pre_done_checklist": True, "thinking": True},
+    }
+    attempt = await play(system, said, answer, f"m-{protocol}-{history['name']}", model_spec("one", policy))
+    assert attempt.outcome is not None
+    assert attempt.outcome["termination_reason"] == "agent_done"
+    assert [len(call.pictures) for call in said.calls] == images
+
+
 async def test_parse_retries_are_calls_of_their_own(system: System, said: Scenario) -> None:
     def answer(call: Call) -> str:
         return DONE if call.parse_attempt == 3 else "I would rather talk."
