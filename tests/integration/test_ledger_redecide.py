@@ -1,12 +1,16 @@
 """A batch decided anew under a named policy; training decisions; baselines of groups with masked members."""
 
+import asyncio
+import json
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from models.admission import AdmissionDecision, Scope
 from models.episode import FinalizeRequest, Observation
+from rollbook.cli import main
 from rollbook.errors import InvalidInput
 from rollbook.ledger.redecide import Rule
 from tests.integration.ledgerkit import Kit, artifact, facts, ref, rows
@@ -123,9 +127,7 @@ async def test_what_a_person_decided_stays(kit: Kit) -> None:
 
 async def test_wrong_requests_say_why(kit: Kit) -> None:
     await kit.register()
-    with pytest.raises(
-        InvalidInput, match=r"no policy 'strict'; there is .*exclude-in-doubt-v1 \(runtime"
-    ):
+    with pytest.raises(InvalidInput, match=r"no policy 'strict'; there is .*exclude-in-doubt-v1 \(runtime"):
         await kit.ledger.redecide(kit.batch_id, rule("strict"))
     with pytest.raises(InvalidInput, match="reason: say why"):
         await kit.ledger.redecide(kit.batch_id, Rule(DOUBT, " ", "ann"))
@@ -210,3 +212,33 @@ async def test_baselines_leave_masked_members_out(kit: Kit) -> None:
         await kit.ledger.decide_admission(key, mask, decided_by="ann")
     found = await rows(kit.ledger, query, b=kit.batch_id)
     assert [(row["group_valid"], row["group_advantage"]) for row in found] == [(1, None)] * 5, "one alone is no signal"
+
+
+async def test_the_command(
+    kit: Kit, ledger_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROLLBOOK_DATABASE_URL", ledger_url)
+    monkeypatch.setenv("ROLLBOOK_STATE_DIR", str(tmp_path))
+    keys = await kit.keys()
+    await kit.run(keys[0])
+    await in_doubt(kit, keys[1])
+
+    async def run(*arguments: str) -> tuple[int, str]:
+        command = ["redecide", kit.batch_id, "--policy-id", *arguments]
+        code = await asyncio.to_thread(main.run, command)
+        shown = capsys.readouterr()
+        return code, shown.out + shown.err
+
+    code, said = await run(DOUBT, "--reason", "the paper's rule", "--dry-run")
+    assert (code, "2 rollouts would be decided by exclude-in-doubt-v1 (runtime)" in said) == (0, True)
+    code, said = await run(DOUBT, "--reason", "the paper's rule", "--json")
+    assert (code, json.loads(said)["flipped"]) == (0, [f"{keys[1]}: action_in_doubt"])
+    code, said = await run(DOUBT, "--reason", "the paper's rule")
+    assert (code, "2 left alone: decided so before" in said) == (0, True)
+    code, said = await run("nobodys", "--reason", "x")
+    assert (code, "policy_id: no policy 'nobodys'; there is osworld-runtime-admission-v1 (runtime: " in said) == (
+        2,
+        True,
+    )
+    assert (await run(DOUBT, "--reason", " "))[0] == 2
+    assert (await admitted(kit))[keys[1]] == (False, "action_in_doubt")

@@ -17,11 +17,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from models.admission import AdmissionDecision
+from models.admission import POLICIES, AdmissionDecision
 from models.batch import Control
 from rollbook.errors import Fenced, InvalidInput, LedgerConflict, SpecConflict
 from rollbook.ledger import Ledger
 from rollbook.ledger.migrate import upgrade
+from rollbook.ledger.redecide import Rule
 from tests.integration.ledgerkit import DEPLOYMENT, NAMESPACE, Kit, make_tasks, rows
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.kit = Kit(self.ledger, batch_id=f"m-{uuid.uuid4().hex[:12]}", tasks=make_tasks(3))
         self.samples = 1
+        self.identity: dict[str, Any] = {}
         self.ends: dict[tuple[str, int], Any] = {}
         self.admitted: dict[str, int] = {}
 
@@ -69,11 +71,15 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def register(self, *, extend: bool = False) -> None:
         changes = {"max_attempts": 2, "samples": self.samples, "extend": extend, "tasks": {"exclude_ids": []}}
-        self.do(self.kit.register(uuid.uuid4().hex, **changes))
+        self.do(self.kit.register(uuid.uuid4().hex, **changes, **self.identity))
 
-    @initialize()
-    def plan(self) -> None:
+    @initialize(trainer=st.booleans())
+    def plan(self, trainer: bool) -> None:
         self.do(self.ledger.register_task_set("tasks", self.kit.tasks))
+        if trainer:
+            groups = {task.task_id: f"g-{task.task_id}" for task in self.kit.tasks}
+            event = {"sampling_event_id": f"event-{self.kit.batch_id}", "source_group_ids": groups}
+            self.identity = {"identity": event}
         self.register()
 
     @rule(number=ROLLOUTS, run=RUNS, n=CLAIMS)
@@ -156,6 +162,28 @@ class LedgerMachine(RuleBasedStateMachine):
         if attempt is not None and not admitted:
             self.admitted.pop(key, None)
 
+    @rule(policy_id=st.sampled_from(sorted(POLICIES)), override=st.booleans())
+    def redecide(self, policy_id: str, override: bool) -> None:
+        rule_ = Rule(policy_id, "a rule for all", "machine", override)
+        self.do(self.ledger.redecide(self.kit.batch_id, rule_, chunk=2))
+        again = self.do(self.ledger.redecide(self.kit.batch_id, rule_))
+        assert again is not None
+        assert again.admitted + again.masked + again.flips == 0, "decided twice by the same rule"
+        query = "SELECT rollout_key FROM rollout_result WHERE batch_id = :b AND state = 'final' AND NOT admitted"
+        for row in self.do(rows(self.ledger, query, b=self.kit.batch_id)) or []:
+            self.admitted.pop(row["rollout_key"], None)
+
+    @rule()
+    def somebody_else_takes_the_event(self) -> None:
+        """Another batch with the same sampling event is refused, whatever became of the first."""
+        if self.identity:
+            other = Kit(self.ledger, batch_id=f"{self.kit.batch_id}-other", tasks=self.kit.tasks)
+            try:
+                self.runner.run(other.register(uuid.uuid4().hex, tasks={"exclude_ids": []}, **self.identity))
+            except SpecConflict:
+                return
+            raise AssertionError("two batches have one identity")
+
     @rule(verb=st.sampled_from(["pause", "resume", "stop"]))
     def control(self, verb: Any) -> None:
         self.do(self.ledger.set_control(Control(batch_id=self.kit.batch_id, verb=verb)))
@@ -174,7 +202,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def grow_without_asking(self) -> None:
         refused = False
         try:
-            self.runner.run(self.kit.register(uuid.uuid4().hex, max_attempts=2, samples=self.samples + 1))
+            changes = {"max_attempts": 2, "samples": self.samples + 1, **self.identity}
+            self.runner.run(self.kit.register(uuid.uuid4().hex, **changes))
         except SpecConflict:
             refused = True
         assert refused
@@ -199,6 +228,13 @@ class LedgerMachine(RuleBasedStateMachine):
         counts = self.do(self.ledger.counts(self.kit.batch_id))
         assert counts is not None
         assert counts.planned == counts.waiting + counts.running + counts.admitted + counts.masked
+
+    @invariant()
+    def only_a_trainers_admitted_rollouts_are_trained_on(self) -> None:
+        query = "SELECT trainable, runtime_admitted, training_reason FROM training_rows WHERE batch_id = :b"
+        for row in self.do(rows(self.ledger, query, b=self.kit.batch_id)) or []:
+            assert not row["trainable"] or (self.identity and row["runtime_admitted"])
+            assert self.identity or row["training_reason"] in ("caller_owned_rollout_identity_unavailable", "by hand")
 
     @invariant()
     def no_end_ever_changes(self) -> None:
