@@ -134,3 +134,27 @@ async def test_raw_sql_cannot_take_a_group(kit: Kit, ledger: Ledger, event: str)
     with pytest.raises(LedgerConflict, match="belongs to another batch or task"):
         async with transaction(ledger.engine) as conn:
             await conn.execute(text(steal), {"event": event, "b": other.batch_id})
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["caller", "derived"])
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        ("UPDATE rollout SET group_id = 'group-0' WHERE rollout_key = :key", "the group id does not follow"),
+        (
+            "UPDATE attempt SET trajectory_rollout_id = 'rollout-0' WHERE rollout_key = :key",
+            "attempt 1: the trajectory id does not follow",
+        ),
+    ],
+)
+async def test_the_audit_works_the_recipe_again(kit: Kit, event: str, given: bool, change: str, detail: str) -> None:
+    """Also for ids that need escapes in JSON."""
+    identity = {"sampling_event_id": event, "source_group_ids": {"task-000": 'g "0" \\ ä/ü', "task-001": "g-1"}}
+    keys = await kit.keys(tasks=IDS, **({"identity": identity} if given else {}))
+    for key in keys:
+        await kit.claim(key)
+    await kit.clean()
+    await behind_the_guards(kit.ledger, change, key=keys[0])
+    found = [finding for finding in (await kit.ledger.audit(kit.batch_id)).findings if finding.kind == "identity"]
+    assert any(finding.subject == keys[0] and detail in finding.detail for finding in found)
+    assert {finding.subject for finding in found} == {keys[0]}
