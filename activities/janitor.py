@@ -14,7 +14,7 @@ from activities.support import Activities, beating, reported
 from models import names
 from models.episode import AttemptRef
 from models.reconcile import Reconciled, ReconcileRequest
-from rollbook.errors import RollbookError
+from rollbook.errors import Fenced, RollbookError
 from rollbook.ledger.records import Lease, Suspect
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT
 from rollbook.sandboxes.removal import remove_sandbox
@@ -188,6 +188,8 @@ class Run:
         """One failure must not keep the rest from being looked at."""
         try:
             await work
+        except Fenced:
+            pass  # it has gone on meanwhile, which is what was to be seen
         except (RollbookError, RPCError) as error:
             self._doubt(what, error)
 
