@@ -17,6 +17,16 @@ from tests.system import null_spec
 SEED = 7
 TASK_SET = "rehearsal"
 VICTIMS = ("worker", "temporal", "postgres")
+SCRIPT = "rehearsal"
+MAX_STEPS = 4
+ENDINGS: list[tuple[str, list[dict[str, Any]]]] = [
+    ("agent_done", [{"actions": ["DONE"]}]),
+    ("agent_done", [{"actions": ["pyautogui.click(1, 1)", "WAIT"]}, {"actions": ["DONE"]}]),
+    ("agent_fail", [{"actions": []}, {"actions": ["pyautogui.press('a')", "FAIL"]}]),
+    ("max_steps", [{"actions": ["WAIT"]}]),
+    ("model_response_unparseable", [{"actions": ["WAIT"]}, {"stop": "model_response_unparseable"}]),
+]
+"""What the policy does, task by task in turn, and how that ends an episode that is evaluated."""
 OF_CRASHES = {"action_timeout", "evaluation_interrupted", "model_call_failed", "sandbox_lost", "setup_interrupted"}
 """Endings that a crash may bring on: facts of the crash, never a score."""
 
@@ -28,24 +38,29 @@ class Rehearsal:
         self._stage = stage
         self._tasks = tasks
         self._patience_s = patience_s
+        self._endings = {task.task_id: ENDINGS[number % len(ENDINGS)] for number, task in enumerate(tasks)}
         self.batch_id = f"rehearsal-{len(tasks)}"
         self._spec = null_spec(
             TASK_SET,
             seed=SEED,
             concurrency=concurrency,
-            policy={"kind": "noop", "waits": 2},
-            limits={"max_steps": 3},
+            policy={"kind": "scripted", "script": SCRIPT},
+            limits={"max_steps": MAX_STEPS},
         )
 
     async def play(self, kills: int) -> None:
         """All acts; raises AssertionError where a name is missing, doubled or dressed up."""
         planned = len(self._tasks)
         await self._stage.system.ledger.register_task_set(TASK_SET, self._tasks)
+        await self._stage.system.register_script(SCRIPT, self._script())
         await self._act("first run, servers killed in turn", planned, "complete", kills=kills)
         await self._act("relaunch", planned, "already complete")
         await self._act("extended to two samples", 2 * planned, "complete", kills=kills // 2, samples=2, extend=True)
         again = await self._rerun()
         await self._act(f"{again} masked ones rerun", 2 * planned, "complete", samples=2)
+
+    def _script(self) -> dict[str, Any]:
+        return {"schema_version": 1, "tasks": {task: {"steps": steps} for task, (_, steps) in self._endings.items()}}
 
     async def _act(self, title: str, planned: int, state: str, *, kills: int = 0, **changes: Any) -> None:
         began, before = time.monotonic(), len(self._stage.kills)
@@ -93,14 +108,15 @@ class Rehearsal:
         expected = {(task.domain, task.task_id, sample) for task in self._tasks for sample in range(samples)}
         assert called == expected, f"{title}: {len(expected - called)} missing, {len(called - expected)} unknown"
         assert all(row["times"] == 1 for row in names), f"{title}: called twice"
-        await self._scores_are_as_drawn(title)
+        await self._ends_are_as_drawn(title)
         report = await self._stage.system.audit(self.batch_id)
         assert report.ok, f"{title}: {report.findings[:5]}"
         assert (report.planned, report.final) == (planned, planned), title
 
-    async def _scores_are_as_drawn(self, title: str) -> None:
+    async def _ends_are_as_drawn(self, title: str) -> None:
+        """Every end that was scored has the drawn score and the script's ending; every other one the drawn reason."""
         rows = await self._stage.rows(
-            "SELECT rollout_key, attempt_index, termination_reason, runtime_eligible, o.score, closed_by"
+            "SELECT rollout_key, task_id, attempt_index, termination_reason, runtime_eligible, o.score, closed_by"
             " FROM rollout JOIN outcome o USING (rollout_key) WHERE batch_id = :id",
             id=self.batch_id,
         )
@@ -109,6 +125,8 @@ class Rehearsal:
             said = row["score"] if row["runtime_eligible"] else row["termination_reason"]
             excused = not row["runtime_eligible"] and said in OF_CRASHES
             assert said == drawn or excused, f"{title}: {row} should have ended as {drawn}"
+            if row["runtime_eligible"]:
+                assert row["termination_reason"] == self._endings[row["task_id"]][0], f"{title}: {row}"
 
     async def _drawn(self, rollout_key: str, attempt_index: int) -> float | str:
         """How the do-nothing desktop ends this attempt: its score, or the reason why it has none."""
