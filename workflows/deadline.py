@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 
+from workflows.calls import Failure
 from workflows.shield import Interrupted, until
 
 T = TypeVar("T")
@@ -40,11 +41,19 @@ class Deadline:
             raise DeadlineReached
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; raises DeadlineReached, after `work` was cancelled and has ended, when time is up."""
+        """The result of `work`; raises DeadlineReached, after `work` was cancelled and has ended, when time is up.
+
+        Whatever failure ends `work` then: the deadline came first, and an episode that used up its time gets no second
+        one because its worker died in the same moment.
+        """
         try:
             return await until(work, self._alarm)
         except Interrupted:
             raise DeadlineReached from None
+        except Failure as failure:
+            if self._alarm.done():
+                raise DeadlineReached from failure
+            raise
 
     def stop(self) -> None:
         """Forget the timer."""

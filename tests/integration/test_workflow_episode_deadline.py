@@ -4,10 +4,12 @@ import uuid
 from typing import Any
 
 import pytest
+from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
 from models import names
 from models.episode import Acted
+from models.outcome import Infra
 from tests.doubles.fake_activities import FakeActivities, Gate, fake_worker
 from tests.integration import episodekit
 from tests.integration.episodekit import END, SCORE, Handle, begin, frozen, play, replay
@@ -41,6 +43,20 @@ async def test_what_was_done_when_the_deadline_came_counts(env: WorkflowEnvironm
     assert gate.cancelled.is_set()
     assert (result.termination_reason, result.score) == ("timeout", 1.0)
     assert fakes.log[-5:] == [names.ACT, *SCORE, *END]
+
+
+async def test_a_failure_after_the_deadline_earns_no_new_attempt(
+    env: WorkflowEnvironment, fakes: FakeActivities
+) -> None:
+    """The cancel of the deadline ends a model call, or its worker is dead: either way the time was up before."""
+
+    def fails_late() -> None:
+        raise ApplicationError("interrupted", type=Infra.MODEL_CALL_FAILED, non_retryable=True)
+
+    in_a_hurry(fakes, 2)
+    fakes.on[names.DECIDE] = Gate(fails_late, stubborn=True)
+    result = await play(env, fakes)
+    assert (result.termination_reason, result.attempts) == ("timeout", 1)
 
 
 @pytest.mark.parametrize("activity", [names.PREPARE_TASK, names.OBSERVE])
