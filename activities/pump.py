@@ -63,7 +63,7 @@ class PumpActivities:
                 ring = self._services.bell.next_ring
                 control = await ledger.batch_control(batch_id)
                 stopping = control.stopping or control.cancelling
-                if not (control.paused or control.cancelling):
+                if not control.cancelling and (control.stopping or not control.paused):
                     await self._fill(batch_id)  # while stopping: only what was queued and never claimed
                 state = await self._state(batch_id, stopping)
                 if state is not None and await self._desktops_end(batch_id, state, ends_at):

@@ -22,6 +22,17 @@ async def test_a_row_refused_by_a_stop_is_not_queued_afterwards(kit: Kit) -> Non
     assert await kit.ledger.in_flight(kit.batch_id) == []  # else the stop would wait for nobody
 
 
+async def test_a_row_that_was_queued_before_a_stop_is_started_once_more(kit: Kit) -> None:
+    """Its workflow is gone; only a claim that is refused puts the row back to waiting and lets the stop end."""
+    key = (await kit.keys())[0]
+    await kit.ledger.mark_queued([key])
+    await kit.ledger.set_control(Control(batch_id=kit.batch_id, verb="stop"))
+    assert [row.rollout_key for row in await kit.ledger.stale_queued(kit.batch_id, -1)] == [key]
+    assert await kit.ledger.mark_queued([key], again=True) == [key], "or it would be started again four times a second"
+    assert (await kit.claim(key)).status == "stopping"
+    assert await kit.ledger.in_flight(kit.batch_id) == []
+
+
 async def test_a_running_launch_does_not_care_what_its_names_mean_now(kit: Kit, ledger: Ledger) -> None:
     """A batch that continues as new registers again; meanwhile somebody registered the set with a changed task."""
     await kit.register("launch-1")
