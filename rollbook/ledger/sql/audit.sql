@@ -54,23 +54,34 @@ WHERE batch_id = :batch_id AND (made.newest IS DISTINCT FROM current_attempt OR 
     OR made.oldest <> 1);
 
 -- name: identity
+WITH member AS MATERIALIZED (
+    SELECT task_id, group_id, coalesce(sampling_event_id, '') AS event, coalesce(source_group_id, '') AS source
+    FROM rollout WHERE batch_id = :batch_id GROUP BY 1, 2, 3, 4
+), worked AS MATERIALIZED (
+    SELECT *, CASE WHEN event = ''
+        THEN 'trajectory-group-' || left(encode(sha256(convert_to('[' || to_json(task_id) || ']', 'UTF8')), 'hex'), 24)
+        ELSE 'group-' || left(encode(sha256(convert_to('[{"sampling_event_id":' || to_json(event)
+            || ',"source_group_id":' || to_json(source) || '}]', 'UTF8')), 'hex'), 24) END AS expected,
+        '[' || to_json(task_id) || ',' || to_json(group_id) || ',' AS derived_head,
+        ',' || to_json(coalesce(contract -> 'policy' ->> 'model', contract -> 'policy' ->> 'kind')) || ']'
+            AS derived_tail,
+        ',"sampling_event_id":' || to_json(event) || ',"source_group_id":' || to_json(source)
+            || ',"task_id":' || to_json(task_id) || '}]' AS caller_tail
+    FROM member CROSS JOIN (SELECT contract FROM batch WHERE batch_id = :batch_id) AS batch
+)
 SELECT rollout_key AS subject, 'the group id does not follow from the identity' AS detail
-FROM rollout WHERE batch_id = :batch_id AND group_id <> CASE WHEN sampling_event_id IS NULL
-    THEN 'trajectory-group-' || left(encode(sha256(convert_to('[' || to_json(task_id) || ']', 'UTF8')), 'hex'), 24)
-    ELSE 'group-' || left(encode(sha256(convert_to('[{"sampling_event_id":' || to_json(sampling_event_id)
-        || ',"source_group_id":' || to_json(source_group_id) || '}]', 'UTF8')), 'hex'), 24) END
+FROM rollout JOIN worked ON worked.task_id = rollout.task_id AND worked.group_id = rollout.group_id
+    AND event = coalesce(sampling_event_id, '') AND source = coalesce(source_group_id, '')
+WHERE batch_id = :batch_id AND worked.group_id <> expected
 UNION ALL
 SELECT rollout_key, 'attempt ' || attempt_index || ': the trajectory id does not follow from the identity'
 FROM rollout JOIN attempt USING (rollout_key)
-CROSS JOIN (SELECT coalesce(contract -> 'policy' ->> 'model', contract -> 'policy' ->> 'kind') AS name
-            FROM batch WHERE batch_id = :batch_id) AS policy
+JOIN worked ON worked.task_id = rollout.task_id AND worked.group_id = rollout.group_id
+    AND event = coalesce(sampling_event_id, '') AND source = coalesce(source_group_id, '')
 WHERE batch_id = :batch_id AND trajectory_rollout_id <> 'rollout-' || left(encode(sha256(convert_to(
-    CASE WHEN sampling_event_id IS NULL
-    THEN '[' || concat_ws(',', to_json(task_id), to_json(group_id), rollout_index, attempt_index - 1, to_json(name))
-        || ']'
-    ELSE '[{"attempt_index":' || attempt_index - 1 || ',"rollout_index":' || rollout_index
-        || ',"sampling_event_id":' || to_json(sampling_event_id) || ',"source_group_id":' || to_json(source_group_id)
-        || ',"task_id":' || to_json(task_id) || '}]' END, 'UTF8')), 'hex'), 24);
+    CASE WHEN event = '' THEN derived_head || rollout_index || ',' || attempt_index - 1 || derived_tail
+    ELSE '[{"attempt_index":' || attempt_index - 1 || ',"rollout_index":' || rollout_index || caller_tail END,
+    'UTF8')), 'hex'), 24);
 
 -- name: state
 WITH fact AS (
