@@ -99,7 +99,7 @@ async def planted(
             endpoints_file=endpoints(directory, server),
             vnc_password=SecretStr(VNC_PASSWORD),
         )
-        worker = WorkerProcess(PlainSettings(settings), temporal_address, directory / "worker.log")
+        worker = WorkerProcess(settings, temporal_address, directory / "worker.log")
         async with running_system(settings, temporal_address, workers=False) as system:
             await system.register_tasks("two", small_tasks(2))
             await worker.start()
@@ -123,19 +123,6 @@ def endpoints(directory: Path, server: ModelServer) -> Path:
     )
     path.chmod(0o600)
     return path
-
-
-class PlainSettings:
-    """Settings whose dump has the VNC password in clear, for the environment of a worker."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self.database_url = settings.database_url
-
-    def model_dump(self, **options: object) -> dict[str, object]:
-        assert self._settings.vnc_password is not None
-        plain = {"vnc_password": self._settings.vnc_password.get_secret_value()}
-        return self._settings.model_dump(exclude_unset=True, mode="json") | plain
 
 
 async def ledger_dump(settings: Settings) -> dict[str, str]:
@@ -184,7 +171,7 @@ def decoded(history: str) -> Iterator[str]:
 
 async def rollbook(planted: Planted, *arguments: str) -> tuple[int, str]:
     """The command line as a process of its own, with everything it says."""
-    worker = WorkerProcess(PlainSettings(planted.settings), planted.address, planted.worker_log)
+    worker = WorkerProcess(planted.settings, planted.address, planted.worker_log)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "rollbook.cli.main", *arguments),
         env=worker.environment() | {"PYTHONPATH": os.getcwd()},
