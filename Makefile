@@ -43,7 +43,7 @@ bench: setup ## measure steps, histories, desktops and the ledger, on servers of
 	@.venv/bin/python -m bench $(ARGS)
 
 bench-ledger: python ## measure the ledger alone: 100,000 rollouts, and its views at a million
-	@.venv/bin/python -m bench ledger million $(ARGS)
+	@.venv/bin/python -m bench ledger million --played 100000 $(ARGS)
 
 rehearsal: python ## run the whole test_nogdrive set without desktops while the servers are killed in turn
 	@.venv/bin/python -m tests.rehearsal $(ARGS)

@@ -25,6 +25,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--desktops", type=int, default=5, help="how many desktops are started")
     parser.add_argument("--rollouts", type=int, default=100_000, help="size of the ledger's batch")
+    parser.add_argument("--played", type=int, default=20_000, help="how many of them are played one by one")
     return parser.parse_args()
 
 
@@ -39,7 +40,7 @@ async def _measure(chosen: argparse.Namespace, report: Report) -> None:
         report.add("slim desktop", await desktop.run(chosen.desktops))
     if "ledger" in parts or "million" in parts:
         async with house() as own:
-            report.add(f"ledger, {chosen.rollouts:,} rollouts", await ledger.run(own, chosen.rollouts))
+            report.add(f"ledger, {chosen.rollouts:,} rollouts", await ledger.run(own, chosen.rollouts, chosen.played))
             if "million" in parts:
                 report.add("views, a million rollouts", await million.run(own, chosen.rollouts))
 

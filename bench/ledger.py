@@ -22,16 +22,21 @@ WRITERS = 8
 READS = 3
 
 
-async def run(house: House, rollouts: int) -> list[Figure]:
-    """Measure a batch of a tenth of the size, then the whole one; cost per row must not grow."""
+async def run(house: House, rollouts: int, played: int) -> list[Figure]:
+    """Measure a batch of a tenth of the size, then the whole one; cost per row must not grow.
+
+    Writers play `played` rollouts of the whole batch; the rest is closed as a cancelled batch is.
+    """
     await house.system.register_tasks(TASK_SET, small_tasks(max(1, rollouts // SAMPLES)))
-    small = await _batch(house, rollouts // 10)
-    large = await _batch(house, rollouts)
+    small = await _batch(house, rollouts // 10, played // 10)
+    large = await _batch(house, rollouts, played)
+    closed = max(1, rollouts - played)
     figures = [
         figure("register", large["register"], "s", aim="≤ 15"),
-        figure("finalize, 8 competing writers", rollouts / large["finalize"], "1/s", note="claim, evaluation, end"),
-        figure("finalize, CPU of Postgres", large["finalize Postgres"] / rollouts, "ms each"),
-        figure("finalize, CPU of the writers", large["finalize writers"] / rollouts, "ms each"),
+        figure("finalize, 8 competing writers", played / large["finalize"], "1/s", note=f"{played:,}, one by one"),
+        figure("finalize, CPU of Postgres", large["finalize Postgres"] / played, "ms each"),
+        figure("finalize, CPU of the writers", large["finalize writers"] / played, "ms each"),
+        figure("close the rest as cancelled", large["close"], "s", note=f"{rollouts - played:,}, in sets"),
         figure("audit", large["audit"], "s", aim="≤ 5"),
         figure("audit, CPU of Postgres", large["audit Postgres"] / 1000, "s"),
         figure("scoreboard", large["scoreboard"], "s", aim="≤ 1"),
@@ -43,15 +48,19 @@ async def run(house: House, rollouts: int) -> list[Figure]:
     ]
     return figures + [
         figure(f"{name}: cost per row, whole ÷ a tenth", large[name] / small[name] / 10, "×", note="1 is linear")
-        for name in ("register", "finalize", "audit", "scoreboard", "rollcall")
+        for name in ("register", "finalize", "audit", "scoreboard", "rollcall", *(["close"] if closed > 1 else []))
     ]
 
 
-async def _batch(house: House, rollouts: int) -> dict[str, float]:
+async def _batch(house: House, rollouts: int, played: int) -> dict[str, float]:
     batch_id = f"many-{rollouts}"
     forget_peak()
     seen = {"register": await _register(house, batch_id, rollouts), "client peak": peak_memory_mb(os.getpid())}
-    seen |= await _finalize(house, batch_id)
+    seen |= await _finalize(house, batch_id, played)
+    began = time.monotonic()
+    if await house.system.ledger.close_open(batch_id, "the bench closes what was not played") != rollouts - played:
+        raise RuntimeError("a played rollout was still open")
+    seen["close"] = time.monotonic() - began
     postgres = house.server_pids()["Postgres"]
     meter = Meter({"Postgres": postgres})
     seen["audit"] = await _quickest(lambda: _audit(house, batch_id, rollouts), 1)
@@ -76,7 +85,7 @@ async def _register(house: House, batch_id: str, rollouts: int) -> float:
     return time.monotonic() - began
 
 
-async def _finalize(house: House, batch_id: str) -> dict[str, float]:
+async def _finalize(house: House, batch_id: str, played: int) -> dict[str, float]:
     """Eight writers in as many processes as there are cores."""
     assert house.settings.database_url is not None
     processes = min(WRITERS, os.cpu_count() or 1)
@@ -85,8 +94,8 @@ async def _finalize(house: House, batch_id: str) -> dict[str, float]:
     own = os.times()
     running = [
         await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bench.writer", url, batch_id, str(WRITERS // processes), str(number)),
-            str(processes),
+            *(sys.executable, "-m", "bench.writer", url, batch_id, str(played)),
+            *(str(WRITERS // processes), str(number), str(processes)),
             cwd=PROJECT_ROOT,
         )
         for number in range(processes)

@@ -1,4 +1,4 @@
-"""One process of competing writers: `python -m bench.writer URL BATCH WRITERS PROCESS OF`.
+"""One process of competing writers: `python -m bench.writer URL BATCH ROLLOUTS WRITERS PROCESS OF`.
 
 Each writer plays episodes by the ledger's own calls (claim, evaluation, finalize). Every twentieth rollout is played
 by two runs at once: one of them is fenced or finds it final, and the roll call must come out the same.
@@ -42,11 +42,15 @@ async def _write(ledger: Ledger, rows: Iterable[tuple[int, str]]) -> None:
             await play(ledger, key, number)
 
 
-async def _main(url: str, batch_id: str, writers: int, process: int, of: int) -> None:
+async def _main(url: str, batch_id: str, rollouts: int, writers: int, process: int, of: int) -> None:
     ledger = Ledger.connect(url, pool_size=writers)
-    query = text("SELECT plan_order, rollout_key FROM rollout WHERE batch_id = :batch_id ORDER BY plan_order")
+    query = text(
+        "SELECT plan_order, rollout_key FROM rollout WHERE batch_id = :batch_id AND plan_order < :rollouts"
+        " ORDER BY plan_order"
+    )
     async with ledger.engine.connect() as connection:
-        rows = [(int(number), str(key)) for number, key in await connection.execute(query, {"batch_id": batch_id})]
+        found = await connection.execute(query, {"batch_id": batch_id, "rollouts": rollouts})
+        rows = [(int(number), str(key)) for number, key in found]
     total = writers * of
     shares = [
         [row for row in rows if row[0] % total == mine or (row[0] % CONTESTED == 0 and (row[0] + 1) % total == mine)]
@@ -57,4 +61,4 @@ async def _main(url: str, batch_id: str, writers: int, process: int, of: int) ->
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], sys.argv[2], *(int(value) for value in sys.argv[3:6])))
+    asyncio.run(_main(sys.argv[1], sys.argv[2], *(int(value) for value in sys.argv[3:7])))
