@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rollbook.desktop.client import ExecuteResult, GuestClient, GuestRefused, GuestReplaced
 from rollbook.desktop.runtimes import ActionRuntime
@@ -32,6 +32,9 @@ MAX_ARGUMENT_BYTES = 100_000
 MAX_CODE_BYTES = 8 * 1024 * 1024
 
 MARK = "@@rollbook-journal@@ "
+
+_SOUND = frozenset({"absent", "running", "orphaned", "done", "conflict", "unknown"})
+"""States that the journal, and the host about its silence, can report; any other is trouble."""
 
 
 @dataclass(frozen=True)
@@ -195,12 +198,13 @@ class _Delivery:
             self._orphaned_at = None
         elif self._orphaned_at is None:
             self._orphaned_at = time.monotonic()
-        if answer["state"] not in ("failed", "unreadable"):
+        if answer["state"] in _SOUND:
             self._troubles = 0
             return
         self._troubles += 1
         if self._troubles > self._patience.troubles:
-            raise ActionFailed(f"action {self._op.op_id}: the guest cannot run the journal: {answer['error']}")
+            why = answer.get("error") or f"state {answer['state']!r:.40}"
+            raise ActionFailed(f"action {self._op.op_id}: the guest cannot run the journal: {why}")
 
 
 async def perform(
@@ -219,17 +223,29 @@ async def perform(
     op = _Operation(client, op_id, runtime.code(action), runtime.interpreter, timeout_s)
     answer = await _Delivery(op, patience or Patience()).run()
     if answer["state"] == "conflict":
-        error = f"op_conflict: other code (sha256 {str(answer['claimed'])[:12]}…) was claimed under this op id"
+        error = f"op_conflict: other code (sha256 {str(answer.get('claimed'))[:12]}…) was claimed under this op id"
         return ActionResult(op_id, "refused", error, True, None, None)
+    try:
+        return _recorded(op, answer)
+    except (KeyError, TypeError, ValueError, AttributeError) as trouble:
+        # the agent owns the guest and may spoil its journal: that must neither help it nor pass for an accident
+        error = f"the guest's journal holds no readable result ({type(trouble).__name__}: {trouble})"
+        return ActionResult(op_id, "in_doubt", error, True, None, None)
+
+
+def _recorded(op: _Operation, answer: dict[str, Any]) -> ActionResult:
+    """The end of an op as the guest recorded it; raises what reading a spoilt record raises."""
     result, claim = answer["result"], answer["claim"]
-    started = result["started_at"]
+    started, ended = result["started_at"], result["ended_at"]
+    if result["status"] not in get_args(Status):
+        raise ValueError(f"status {result['status']!r:.40}")
     return ActionResult(
-        op_id=op_id,
+        op_id=op.op_id,
         status=result["status"],
-        error=result["error"],
+        error=None if result["error"] is None else str(result["error"]),
         repeated=claim.get("call") != op.call_id,
-        started_at=started,
-        duration_s=None if started is None else max(0.0, result["ended_at"] - started),
+        started_at=None if started is None else float(started),
+        duration_s=None if started is None else max(0.0, float(ended) - float(started)),
     )
 
 

@@ -44,6 +44,11 @@ class Desk:
     def executions(self) -> int:
         return len(self.marks.read_text().splitlines()) if self.marks.exists() else 0
 
+    def spoil_the_record(self, text: str) -> None:
+        """What an agent can do that finds the journal."""
+        (record,) = Path(journal.JOURNAL_DIR).glob("*.result")
+        record.write_text(text)
+
     async def perform(
         self, op_id: str, action: str, timeout_s: float = 20.0, patience: Patience = FAST
     ) -> ActionResult:
@@ -218,6 +223,21 @@ async def test_another_code_under_the_same_id_is_refused(desk: Desk) -> None:
     result = await desk.perform("op", f"{desk.mark}; {desk.mark}")
     assert result.status == "refused"
     assert str(result.error).startswith("op_conflict")
+    assert desk.executions() == 1
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    ['{"status": "ok"}', '[]', '{"status": "splendid", "error": null, "started_at": 1, "ended_at": 2}',
+     '{"status": "ok", "error": null, "started_at": "soon", "ended_at": 2}'],
+)  # fmt: skip
+async def test_a_journal_that_the_agent_spoilt_is_in_doubt(desk: Desk, spoilt: str) -> None:
+    """It must not help the agent: neither a repeat of the action nor a failure that would mask the episode."""
+    await desk.perform("spoilt", desk.mark)
+    desk.spoil_the_record(spoilt)
+    result = await desk.perform("spoilt", desk.mark)
+    assert result.status == "in_doubt"
+    assert "no readable result" in (result.error or "")
     assert desk.executions() == 1
 
 
