@@ -295,10 +295,3 @@ def _outcome(one: _Planned, reward_mode: str) -> dict[str, Any]:
         "evaluations": 0,
         "row_digest": "",
     }
-
-
-async def require_runnable(conn: AsyncConnection, batch_id: str) -> None:
-    """Raises InvalidInput for a batch that was imported: nothing here knows how to run it."""
-    kind = select(tables.batch.c.contract["policy"]["kind"].as_string()).where(tables.batch.c.batch_id == batch_id)
-    if await conn.scalar(kind) == KIND:
-        raise InvalidInput(f"batch {batch_id} was imported; it ran elsewhere and cannot be run again here")

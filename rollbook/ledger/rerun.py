@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from sqlalchemy import bindparam, text
+from sqlalchemy import bindparam, select, text
 from sqlalchemy.dialects.postgresql import ARRAY, TEXT
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rollbook.errors import InvalidInput
-from rollbook.ledger.imports import require_runnable
+from rollbook.ledger import tables
+from rollbook.ledger.imports import KIND
 
 Selector = Literal["masked", "failed", "all"]
 
@@ -69,7 +70,7 @@ async def request_rerun(
     """
     if not reason.strip() or not requested_by.strip():
         raise InvalidInput("reason: say why and who asks; a rerun is on record for good")
-    await require_runnable(conn, batch_id)
+    await _require_ours(conn, batch_id)
     if isinstance(which, str):
         rows = (await conn.execute(_SELECTED[which], {"batch_id": batch_id})).mappings().all()
     else:
@@ -93,3 +94,9 @@ async def request_rerun(
         await conn.execute(_WAIT, {"keys": keys})
         await conn.execute(_REOPEN, {"batch_id": batch_id})
     return keys
+
+
+async def _require_ours(conn: AsyncConnection, batch_id: str) -> None:
+    kind = select(tables.batch.c.contract["policy"]["kind"].as_string()).where(tables.batch.c.batch_id == batch_id)
+    if await conn.scalar(kind) == KIND:
+        raise InvalidInput(f"batch {batch_id} was imported; it ran elsewhere and cannot be run again here")
