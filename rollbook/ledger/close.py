@@ -1,6 +1,7 @@
 """Ends from outside: rows closed because their batch was cancelled, or because their workflow is gone."""
 
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import bindparam, select, text
@@ -16,12 +17,18 @@ from rollbook.ledger.fence import lock_rollout
 from rollbook.ledger.identity import trajectory_rollout_id
 from rollbook.ledger.storable import told
 
-_LOCK_OPEN_ROWS = text("""
+_LIST_OPEN_ROWS = text("""
     SELECT rollout_key FROM rollout
     WHERE batch_id = :batch_id AND state <> 'final'
-    ORDER BY rollout_key LIMIT :chunk
-    FOR NO KEY UPDATE
+    ORDER BY rollout_key LIMIT 100000
 """)
+
+_LOCK_OPEN_ROWS = text("""
+    SELECT rollout_key FROM rollout
+    WHERE rollout_key = ANY(:keys) AND state <> 'final'
+    ORDER BY rollout_key
+    FOR NO KEY UPDATE
+""").bindparams(bindparam("keys", type_=ARRAY(TEXT)))
 
 _OPEN_ROWS = text("""
     SELECT rollout.*, made.attempt_index IS NOT NULL AND ended.attempt_index IS NULL AS is_open,
@@ -84,12 +91,22 @@ _CLOSE_ROWS = text("""
 """).bindparams(bindparam("keys", type_=ARRAY(TEXT)), bindparam("indexes", type_=ARRAY(INTEGER)), bindparam("keeps"))
 
 
-async def close_some(conn: AsyncConnection, batch_id: str, reason: str, chunk: int = 1000, launch_id: str = "") -> int:
-    """Close up to `chunk` rows that are not final as cancelled; how many were closed.
+async def open_rows(conn: AsyncConnection, batch_id: str) -> list[str]:
+    """Keys of rows that are not final, 100,000 at most.
+
+    Listed once for many transactions: looking for the next open row again and again reads all that were closed before.
+    """
+    return list((await conn.execute(_LIST_OPEN_ROWS, {"batch_id": batch_id})).scalars())
+
+
+async def close_some(
+    conn: AsyncConnection, batch_id: str, reason: str, candidates: Sequence[str], launch_id: str = ""
+) -> int:
+    """Close those of `candidates` that are not final as cancelled; how many were closed.
 
     A row that never ran, or stands between attempts, gets an attempt that says so: every final row has one.
     """
-    keys = list((await conn.execute(_LOCK_OPEN_ROWS, {"batch_id": batch_id, "chunk": chunk})).scalars())
+    keys = list((await conn.execute(_LOCK_OPEN_ROWS, {"keys": list(candidates)})).scalars())
     if not keys:
         return 0
     batch = await read_batch(conn, batch_id)

@@ -171,13 +171,17 @@ class Ledger:
         """
         await self.mark_cancelling(batch_id, reason, launch_id)
         closed = 0
-        while True:
-            async with transaction(self.engine) as conn:
-                done = await close.close_some(conn, batch_id, reason, chunk, launch_id)
-            closed += done
-            if done == 0:
-                await self.batch_is_whole(batch_id)
-                return closed
+        while keys := await self._open_rows(batch_id):
+            for start in range(0, len(keys), chunk):
+                some = keys[start : start + chunk]
+                async with transaction(self.engine) as conn:
+                    closed += await close.close_some(conn, batch_id, reason, some, launch_id)
+        await self.batch_is_whole(batch_id)
+        return closed
+
+    async def _open_rows(self, batch_id: str) -> list[str]:
+        async with reading(self.engine) as conn:
+            return await close.open_rows(conn, batch_id)
 
     # --- attempts -------------------------------------------------------------------------------------------
 
