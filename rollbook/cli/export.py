@@ -1,7 +1,7 @@
 """`export`: a batch as files for trainers and evaluators."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -11,18 +11,19 @@ from rollbook.cli.opening import open_ledger, settings
 from rollbook.cli.options import AsJson, BatchArgument
 from rollbook.cli.out import is_terminal, note, print_json, say
 from rollbook.export.gym import export_gym
-from rollbook.export.training import export_training
+from rollbook.export.training import Format, export_training
 
 export = typer.Typer(help="Export a batch as files; the same batch gives the same bytes.", no_args_is_help=True)
 
 Out = Annotated[Path | None, typer.Option("--out", help="The file to write. Default: named after the batch.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Export what is final although the batch is not whole.")]
+RowFormat = Annotated[Format, typer.Option("--format", help="Format of the rows; parquet needs the extra `export`.")]
 
 
 @export.command()
 def training(
     batch: BatchArgument,
-    format: Annotated[Literal["jsonl"], typer.Option("--format", help="Format of the rows.")] = "jsonl",
+    format: RowFormat = "jsonl",
     out: Out = None,
     partial: Partial = False,
     as_json: AsJson = False,
@@ -34,7 +35,13 @@ def training(
         target = (out or Path(f"{batch}.training.{format}")).absolute()
         async with open_ledger(found) as ledger:
             done = await export_training(
-                ledger, ArtifactStore.open(found.artifacts), batch, target, partial=partial, progress=_progress
+                ledger,
+                ArtifactStore.open(found.artifacts),
+                batch,
+                target,
+                format=format,
+                partial=partial,
+                progress=_progress,
             )
         if as_json:
             print_json(done)

@@ -1,7 +1,8 @@
-"""The training export: every final rollout of a batch, one JSON line per model call.
+"""The training export: every final rollout of a batch, one row per model call.
 
-Each rollout is written as a part of its own first, named by what it was made from; an export that was interrupted goes
-on with the parts that still fit. The file itself appears whole, next to a manifest with counts and digests.
+Each rollout is written as a part of its own first, JSON lines named by what they were made from; an export that was
+interrupted goes on with the parts that still fit. The file itself, these lines or Parquet made of them, appears whole,
+next to a manifest with counts and digests.
 """
 
 import hashlib
@@ -9,14 +10,18 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from models.contract import agent_contract, agent_contract_id
 from rollbook.errors import InvalidInput
 from rollbook.evidence.load import Artifacts, load_calls
 from rollbook.export.files import line, parent_of, write_whole
+from rollbook.export.parquet import parquet_of, require_pyarrow
+from rollbook.export.training_columns import LAYOUT
 from rollbook.export.training_rows import SCHEMA, rows_of, source_of
 from rollbook.ledger import Ledger
+
+Format = Literal["jsonl", "parquet"]
 
 
 @dataclass
@@ -37,13 +42,16 @@ async def export_training(
     batch_id: str,
     out: Path,
     *,
+    format: Format = "jsonl",
     partial: bool = False,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Any]:
     """Write `out` and `<out>.manifest.json`; the manifest.
 
-    Raises InvalidInput for an unknown batch, and for one that is not whole unless `partial`.
+    Raises InvalidInput for an unknown batch, and for one that is not whole unless `partial`; ConfigError for Parquet
+    without pyarrow.
     """
+    about = {"format": format} | ({"layout": LAYOUT, "pyarrow": require_pyarrow()} if format == "parquet" else {})
     batch = await ledger.batch_of(batch_id)
     planned = await ledger.rollouts_of(batch_id)
     final = [row for row in planned if row["state"] == "final"]
@@ -57,9 +65,10 @@ async def export_training(
     for number, row in enumerate(final):
         made.append(await _part(ledger, artifacts, parts, row, members[row["rollout_key"]], totals))
         progress(number + 1, len(final))
-    sha256 = write_whole(out, _joined(made))
+    sha256 = write_whole(out, _joined(made) if format == "jsonl" else parquet_of(_lines(made)))
     manifest = {
         "schema": SCHEMA,
+        **about,
         "batch_id": batch_id,
         "contract_digest": batch["contract_digest"],
         "agent_contract": agent_contract(batch["contract"]),
@@ -106,3 +115,9 @@ async def _part(
 def _joined(parts: list[Path]) -> Iterator[bytes]:
     for part in parts:
         yield part.read_bytes()
+
+
+def _lines(parts: list[Path]) -> Iterator[bytes]:
+    for part in parts:
+        with part.open("rb") as file:
+            yield from file

@@ -1,12 +1,15 @@
 """Exports of a batch that a model played: rows that a trainer can trust, the same bytes every time."""
 
+import asyncio
 import hashlib
 import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 from sqlalchemy import text
 from temporalio.client import WorkflowFailureError
@@ -18,9 +21,10 @@ from rollbook.evidence.trajectory import semantic_trajectory
 from rollbook.evidence.verify import verify
 from rollbook.export.gym import export_gym
 from rollbook.export.training import export_training
+from rollbook.settings import PROJECT_ROOT
 from tests.doubles.model_server import Call, Reply
 from tests.modelkit import DONE, Scenario, code, model_spec, model_system, recorded
-from tests.system import System, small_tasks
+from tests.system import System, WorkerProcess, small_tasks
 
 BATCH = "trained"
 
@@ -124,6 +128,78 @@ async def test_the_same_batch_gives_the_same_bytes_and_an_interrupted_export_goe
         "two.jsonl",
         "two.jsonl.manifest.json",
     ]
+
+
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    """The rows as JSON Lines have them, by what the file says of itself."""
+    table = pyarrow.parquet.read_table(path)
+    said = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
+    rows: list[dict[str, Any]] = table.to_pylist()
+    for row in rows:
+        for name in json.loads(said["rollbook.json_columns"]):
+            row[name] = None if row[name] is None else json.loads(row[name])
+        for name in json.loads(said["rollbook.absent_when_null"]):
+            struct, member = name.split(".")
+            if row[struct][member] is None:
+                del row[struct][member]
+    return rows
+
+
+async def test_parquet_holds_what_json_lines_hold(system: System, tmp_path: Path) -> None:
+    lines, columns, again = tmp_path / "rows.jsonl", tmp_path / "rows.parquet", tmp_path / "again.parquet"
+    one = await export_training(system.ledger, system.artifacts, BATCH, lines)
+    two = await export_training(system.ledger, system.artifacts, BATCH, columns, format="parquet")
+    assert [json.dumps(row, sort_keys=True) for row in read_parquet(columns)] == [
+        json.dumps(row, sort_keys=True) for row in read(lines)
+    ]
+    assert (two["format"], two["rows"], two["masked"]) == ("parquet", one["rows"], one["masked"])
+    assert hashlib.sha256(columns.read_bytes()).hexdigest() == two["sha256"]
+
+    class Power(Exception):
+        pass
+
+    def cut(done: int, of: int) -> None:
+        if done == 4:
+            raise Power
+
+    with pytest.raises(Power):
+        await export_training(system.ledger, system.artifacts, BATCH, again, format="parquet", progress=cut)
+    assert not again.exists()
+    resumed = await export_training(system.ledger, system.artifacts, BATCH, again, format="parquet")
+    assert resumed["parts_reused"] == 4
+    assert again.read_bytes() == columns.read_bytes()
+    assert sorted(name for name in os.listdir(tmp_path) if name.startswith("again")) == [
+        "again.parquet",
+        "again.parquet.manifest.json",
+    ]
+
+
+async def test_parquet_from_the_command_line(system: System, tmp_path: Path) -> None:
+    code, said = await command(system, tmp_path, "export", "training", BATCH, "--format", "parquet", "--json")
+    assert code == 0, said
+    assert len(read_parquet(tmp_path / f"{BATCH}.training.parquet")) == json.loads(said)["rows"]
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('as if it were not installed')\n")
+    out = tmp_path / "none.parquet"
+    code, said = await command(system, tmp_path, "export", "training", BATCH, "--format", "parquet", "--out", str(out))
+    assert code == 2
+    assert "rollbook[export]" in said
+    assert "Traceback" not in said
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("none")]
+
+
+async def command(system: System, directory: Path, *arguments: str) -> tuple[int, str]:
+    """`rollbook` as a process of its own; modules in `directory` come first."""
+    address = system.client.service_client.config.target_host
+    environment = WorkerProcess(system.settings, address, system.settings.state_dir / "cli.log").environment()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "rollbook.cli.main", *arguments),
+        env=environment | {"PYTHONPATH": f"{directory}{os.pathsep}{PROJECT_ROOT}"},
+        cwd=directory,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    return process.returncode or 0, said.decode()
 
 
 async def test_segments_follow_from_the_arrays(system: System, tmp_path: Path) -> None:
@@ -284,6 +360,9 @@ async def test_a_trainers_own_identity_makes_rows_trainable(system: System, tmp_
     assert {tuple(row["exact_trace"]["incomplete_reasons"]) for row in rows} == {()}
     assert {row["identity"]["source"] for row in rows} == {"caller"}
     assert len({row["identity"]["group_id"] for row in rows}) == 2
+    columns = tmp_path / "rows.parquet"
+    await export_training(system.ledger, system.artifacts, "caller", columns, format="parquet")
+    assert read_parquet(columns) == rows
     [attempt, *_] = await recorded(system, "caller")
     trajectory = semantic_trajectory(await load_calls(attempt, system.artifacts))
     assert trajectory["trajectory_contract"]["training_eligibility"]["status"] == "requires_runtime_admission"
