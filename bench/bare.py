@@ -5,6 +5,7 @@ Run as `python -m bench.bare ADDRESS QUEUE STEPS`; prints a line once it polls.
 """
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -122,3 +123,4 @@ async def _main(address: str, queue: str, steps: int) -> None:
 
 if __name__ == "__main__":
     asyncio.run(_main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    os._exit(0)  # the client library's threads may crash an interpreter that takes its time to end
