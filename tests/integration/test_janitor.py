@@ -39,7 +39,8 @@ async def _reconcile(system: System, number: int) -> Reconciled:
 
 async def _running(system: System, batch_id: str) -> Any:
     counts = await system.ledger.counts(batch_id)
-    return 0 < counts.planned == counts.running
+    desktops = await system.ledger.live_sandboxes(system.settings.deployment_id)
+    return 0 < counts.planned == counts.running == len([one for one in desktops if one.state == "running"])
 
 
 async def test_a_terminated_episode_is_closed_and_planned_again(system: System) -> None:
