@@ -10,17 +10,16 @@ from pathlib import Path
 
 import docker
 import pytest
-from docker.errors import DockerException, NotFound
+from docker.errors import DockerException
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from tests.stackkit import (
-    DEPLOYMENT_LABEL,
     PostgresServer,
     TemporalServer,
-    containers_of,
     new_postgres,
     new_temporal,
+    remove_deployment,
     scratch_directory,
 )
 
@@ -98,11 +97,5 @@ def docker_client(deployment_id: str) -> Iterator[docker.DockerClient]:
     except DockerException as error:
         pytest.skip(f"no Docker engine: {error}")
     yield client
-    for container in containers_of(client, deployment_id):
-        try:
-            container.remove(force=True, v=True)
-        except NotFound:
-            continue
-    for network in client.networks.list(filters={"label": f"{DEPLOYMENT_LABEL}={deployment_id}"}):
-        network.remove()
+    remove_deployment(client, deployment_id)
     client.close()

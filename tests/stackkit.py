@@ -7,10 +7,11 @@ data, address and port, which is what the fault tests do to them.
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import docker
+from docker.errors import NotFound
 from docker.models.containers import Container
 
 from rollbook.stack.ports import free_port
@@ -24,6 +25,7 @@ __all__ = [
     "containers_of",
     "new_postgres",
     "new_temporal",
+    "remove_deployment",
     "scratch_directory",
 ]
 
@@ -60,3 +62,12 @@ def containers_of(client: docker.DockerClient, deployment_id: str) -> list[Conta
     return list(
         client.containers.list(all=True, filters={"label": f"{DEPLOYMENT_LABEL}={deployment_id}"}, ignore_removed=True)
     )
+
+
+def remove_deployment(client: docker.DockerClient, deployment_id: str) -> None:
+    """Remove every container and network that carries the label of `deployment_id`, and of no other."""
+    for container in containers_of(client, deployment_id):
+        with suppress(NotFound):
+            container.remove(force=True, v=True)
+    for network in client.networks.list(filters={"label": f"{DEPLOYMENT_LABEL}={deployment_id}"}):
+        network.remove()

@@ -10,6 +10,7 @@ import pytest
 
 from rollbook.sandboxes.image import ensure_image
 from rollbook.settings import PROJECT_ROOT, get_settings
+from tests.stackkit import remove_deployment
 from tests.system import System, running_system, system_settings
 
 EXAMPLES = PROJECT_ROOT / "examples"
@@ -28,13 +29,19 @@ async def desktop_image(docker_client: docker.DockerClient) -> str:
 
 @pytest.fixture(scope="module")
 async def system(
-    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str, desktop_image: str
+    scratch: Path,
+    module_database_url: str,
+    temporal_address: str,
+    deployment_id: str,
+    desktop_image: str,
+    docker_client: docker.DockerClient,
 ) -> AsyncIterator[System]:
-    """A worker for all roles in this process; two desktops at once."""
+    """A worker for all roles in this process; two desktops at once, of a deployment of its own."""
+    own = f"{deployment_id}-fidelity"
     settings = system_settings(
         scratch / "fidelity",
         module_database_url,
-        deployment_id,
+        own,
         desktop_image=desktop_image,
         max_desktops=2,
         heartbeat_s=30,
@@ -43,6 +50,7 @@ async def system(
         await system.register_directory("quickstart", EXAMPLES / "quickstart")
         await system.register_script("quickstart", example("scripts/quickstart.json"))
         yield system
+    remove_deployment(docker_client, own)
 
 
 @pytest.fixture(scope="module")
