@@ -74,7 +74,8 @@ def _tell(problems: dict[str, list[str]], strict: bool) -> None:
     for key, lines in problems.items():
         note(f"{'error' if strict else 'warning'}: {key}: {'; '.join(dict.fromkeys(lines))}")
     if problems and strict:
-        raise InvalidInput(f"{len(problems)} tasks cannot be set up or scored here: mend them, or leave out --strict")
+        some = several(len(problems), "task")
+        raise InvalidInput(f"{some} cannot be set up or scored here: mend what is named above, or leave out --strict")
 
 
 @tasks.command("ls")

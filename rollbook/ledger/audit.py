@@ -93,7 +93,7 @@ async def audit(engine: AsyncEngine, batch_id: str, artifacts: Artifacts | None 
 async def _ledger(conn: AsyncConnection, batch_id: str) -> tuple[list[Finding], int, int]:
     values = {"batch_id": batch_id}
     if await conn.scalar(select(tables.batch.c.batch_id).where(tables.batch.c.batch_id == batch_id)) is None:
-        raise InvalidInput(f"batch_id: no batch {batch_id!r}")
+        raise InvalidInput(f"batch: the ledger has no batch {batch_id!r}; `rollbook status` lists them")
     found = await _plan(conn, batch_id)
     for kind, query in checks().items():
         found += [Finding(kind, row.subject, row.detail) for row in await conn.execute(query, values)]

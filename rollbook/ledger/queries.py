@@ -131,7 +131,9 @@ class Reader:
         """The one rollout whose key is, begins or ends with `given`; raises InvalidInput that lists candidates."""
         found = [row["rollout_key"] for row in await self._rows("find", given=given, limit=_CANDIDATES + 1)]
         if not given or not found:
-            raise InvalidInput(f"rollout: no key is, begins or ends with {given!r}; `rollbook report BATCH --rollouts`")
+            raise InvalidInput(
+                f"rollout: no key is, begins or ends with {given!r}; `rollbook report BATCH --rollouts` lists them"
+            )
         if found[0] == given or len(found) == 1:
             return str(found[0])
         more = " …" if len(found) > _CANDIDATES else ""

@@ -91,7 +91,7 @@ async def launched_spec(conn: AsyncConnection, batch_id: str) -> Row:
     """The spec of the newest launch; raises InvalidInput for an unknown batch."""
     found = await conn.scalar(_SPEC, {"batch_id": batch_id})
     if found is None:
-        raise InvalidInput(f"batch_id: no batch {batch_id!r}")
+        raise InvalidInput(f"batch: the ledger has no batch {batch_id!r}; `rollbook status` lists them")
     return dict(found)
 
 
@@ -113,7 +113,7 @@ async def batch_of(conn: AsyncConnection, batch_id: str) -> Row:
     """A batch with its contract; raises InvalidInput for an unknown one."""
     found = (await conn.execute(_BATCH, {"batch_id": batch_id})).mappings().first()
     if found is None:
-        raise InvalidInput(f"batch: the ledger has no batch {batch_id!r}")
+        raise InvalidInput(f"batch: the ledger has no batch {batch_id!r}; `rollbook status` lists them")
     return dict(found)
 
 
