@@ -40,7 +40,7 @@ class DesktopActivities:
         context, stored = known.context, known.turn
         if stored is None:
             began = time.time()
-            async with driving(self._services, call.desk) as driver, beating():
+            async with driving(self._services, call) as driver, beating():
                 seen = await self._look(driver, context)
             stored = await ledger.commit_turn(
                 call.attempt, run_id(), step=INITIAL_STEP, observation=seen, actions=[], started_at=began
@@ -61,7 +61,7 @@ class DesktopActivities:
             if call is None:
                 raise LedgerConflict(f"step {request.step} of {request.attempt.rollout_key} was never decided")
             began = time.time()
-            async with driving(self._services, request.desk) as driver, beating() as note:
+            async with driving(self._services, request) as driver, beating() as note:
                 done = await self._run(driver, context, request, call.actions, note)
                 seen = await self._look(driver, context)
             stored = await ledger.commit_turn(

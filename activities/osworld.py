@@ -37,7 +37,7 @@ class OsworldActivities:
         context = await self._context(call.attempt)
         limits, settle = context.contract["limits"], context.contract["settle"]
         job = self._job(context, call.desk, limits["setup_timeout_s"])
-        await self._phase(call.desk, lambda driver, note: driver.prepare(job, note))
+        await self._phase(call, lambda driver, note: driver.prepare(job, note))
         await _rest(settle["after_setup_s"])
 
     @activity.defn(name=names.RUN_POSTCONFIG)
@@ -47,7 +47,7 @@ class OsworldActivities:
         context = await self._context(call.attempt)
         await _rest(context.contract["settle"]["before_evaluation_s"])
         job = self._job(context, call.desk, context.contract["limits"]["evaluate_timeout_s"])
-        await self._phase(call.desk, lambda driver, note: driver.postconfig(job, note))
+        await self._phase(call, lambda driver, note: driver.postconfig(job, note))
 
     @activity.defn(name=names.EVALUATE)
     @reported
@@ -71,14 +71,12 @@ class OsworldActivities:
 
     async def _score(self, request: EvaluateRequest, job: Job) -> Scored:
         try:
-            return await self._phase(
-                request.desk, lambda driver, note: driver.evaluate(job, request.terminal_action, note)
-            )
+            return await self._phase(request, lambda driver, note: driver.evaluate(job, request.terminal_action, note))
         except SandboxLost as error:
             return Scored(None, reason=Infra.SANDBOX_LOST, guest_failed=True, detail=str(error))
 
-    async def _phase(self, desk: Desk, work: Callable[[Driver, Note], Awaitable[T]]) -> T:
-        async with driving(self._services, desk) as driver, beating() as note:
+    async def _phase(self, call: DeskCall, work: Callable[[Driver, Note], Awaitable[T]]) -> T:
+        async with driving(self._services, call) as driver, beating() as note:
             return await work(driver, note)
 
     async def _context(self, attempt: AttemptRef) -> AttemptContext:

@@ -12,7 +12,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from models import names
-from models.episode import Desk
+from models.episode import DeskCall
 from rollbook.desktop.driver import Driver
 from rollbook.errors import (
     BatchStopping,
@@ -136,9 +136,9 @@ Activities = list[Callable[..., Any]]
 
 
 @contextlib.asynccontextmanager
-async def driving(services: Services, desk: Desk) -> AsyncIterator[Driver]:
+async def driving(services: Services, call: DeskCall) -> AsyncIterator[Driver]:
     """The desktop of an attempt; its connections are closed afterwards."""
-    driver = await services.driver(desk)
+    driver = await services.driver(call)
     try:
         yield driver
     finally:

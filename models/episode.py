@@ -116,11 +116,9 @@ class Decision(Wire):
     """One short line for people."""
 
 
-class ActRequest(Wire):
+class ActRequest(DeskCall):
     """Run the stored actions of one step, settle, then observe."""
 
-    attempt: AttemptRef
-    desk: Desk
     step: int = Field(ge=1)
 
 
@@ -136,11 +134,9 @@ class Acted(Wire):
     """Set when an action failed or ran out of time; the observation still holds what was seen after it."""
 
 
-class EvaluateRequest(Wire):
+class EvaluateRequest(DeskCall):
     """Score the desktop with OSWorld's evaluator."""
 
-    attempt: AttemptRef
-    desk: Desk
     terminal_action: TerminalAction | None = None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from models.episode import Desk
+from models.episode import DeskCall
 from rollbook.artifacts import ArtifactStore
 from rollbook.bell import Bell
 from rollbook.desktop.driver import Driver
@@ -39,11 +39,12 @@ class Services:
         hint = "; set ROLLBOOK_ALLOW_NULL_DESKTOP=1 for benchmarks and rehearsals" if name == "null" else ""
         raise ConfigError(f"this worker has no sandbox provider {name!r}{hint}")
 
-    async def driver(self, desk: Desk) -> Driver:
+    async def driver(self, call: DeskCall) -> Driver:
         """The desktop of an attempt; raises SandboxLost when the provider says that it is dead."""
+        desk = call.desk
         provider = self.provider(desk.provider)
         if desk.provider == "null":
-            return NullDriver(desk.sandbox_key)
+            return NullDriver(call.attempt.rollout_key, call.attempt.attempt_index)
         guest = await provider.endpoint(desk.sandbox_id, GUEST_PORT)
         return HttpDriver(provider, desk, guest, self.evaluator)
 

@@ -1,5 +1,5 @@
 """The do-nothing desktop of benchmarks and rehearsals: no guest, a one-pixel screenshot, and endings drawn from a
-digest of the rollout, so that a rehearsal meets every kind of ending and can be repeated exactly.
+digest of the attempt, so that a rehearsal meets every kind of ending and can be repeated exactly.
 
 Workers refuse it unless `ROLLBOOK_ALLOW_NULL_DESKTOP=1`; its scores carry the evaluator revision `null`.
 """
@@ -21,10 +21,13 @@ REVISION = "null"
 
 
 class NullDriver:
-    """Pretends. `key` decides the ending when the contract's seed is not 0; with seed 0 everything works."""
+    """Pretends. The attempt decides the ending when the contract's seed is not 0; with seed 0 everything works.
 
-    def __init__(self, key: str) -> None:
-        self._key = key
+    Not the desktop's label: that one depends on the deployment, and a rehearsal would not end the same elsewhere.
+    """
+
+    def __init__(self, rollout_key: str, attempt_index: int) -> None:
+        self._key = f"{rollout_key}:{attempt_index}"
 
     async def prepare(self, job: Job, note: Note) -> bytes:
         """Nothing to set up; one rehearsal in sixteen fails here."""
@@ -59,6 +62,6 @@ class NullDriver:
         """Nothing to release."""
 
     def _draw(self, job: Job, what: str) -> int:
-        """0..15 from the rollout and the seed; 5 (all is well) when the seed is 0."""
+        """0..15 from the attempt and the seed; 5 (all is well) when the seed is 0."""
         seed = job.contract.get("seed", 0)
         return hashlib.sha256(f"{seed}:{self._key}:{what}".encode()).digest()[0] % 16 if seed else 5

@@ -32,6 +32,7 @@ from models.episode import (
     ClaimRequest,
     DecideRequest,
     Desk,
+    DeskCall,
     EpisodeStart,
     FinalizeRequest,
     Observation,
@@ -262,10 +263,10 @@ class Unsteady(Services):
             raise CapacityBusy("rehearsed: no room", retry_after_s=0.1)
         return super().provider(name)
 
-    async def driver(self, desk: Desk) -> Driver:
+    async def driver(self, call: DeskCall) -> Driver:
         if activity.info().attempt == 1:
             raise ConnectionResetError("rehearsed: the connection broke")
-        return await super().driver(desk)
+        return await super().driver(call)
 
 
 async def test_retries_inside_an_attempt_do_not_burn_the_budget(

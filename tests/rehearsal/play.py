@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.batch import BatchResult
-from models.identity import sandbox_key
 from models.task import Task
 from rollbook.desktop.driver import Job
 from rollbook.desktop.null_driver import NullDriver
@@ -130,8 +129,7 @@ class Rehearsal:
 
     async def _drawn(self, rollout_key: str, attempt_index: int) -> float | str:
         """How the do-nothing desktop ends this attempt: its score, or the reason why it has none."""
-        deployment = self._stage.system.settings.deployment_id
-        driver = NullDriver(sandbox_key(deployment, rollout_key, attempt_index))
+        driver = NullDriver(rollout_key, attempt_index)
         job = Job(
             task={}, contract={"seed": SEED}, work_dir=self._stage.system.settings.state_dir, timeout_s=1, token=""
         )
