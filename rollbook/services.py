@@ -14,6 +14,7 @@ from rollbook.errors import ConfigError
 from rollbook.ledger import Ledger
 from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.policies.client import ModelClients
+from rollbook.policies.scripts import Scripts
 from rollbook.sandboxes.provider import GUEST_PORT, SandboxProvider
 from rollbook.settings import Settings
 
@@ -31,6 +32,7 @@ class Services:
     bell: Bell = field(default_factory=Bell)
     """Rung when an episode of this process ended or its desktop is gone."""
     models: ModelClients = field(default_factory=ModelClients)
+    scripts: Scripts = field(default_factory=Scripts)
 
     def provider(self, name: str) -> SandboxProvider:
         """The provider that a contract names; raises ConfigError when this worker has none of that name."""

@@ -9,7 +9,8 @@ from rollbook.policies.base import Policy
 from rollbook.policies.client import ModelClients
 from rollbook.policies.model import ModelPolicy
 from rollbook.policies.noop import NoopPolicy
-from rollbook.policies.scripted import ScriptedPolicy, read_script
+from rollbook.policies.scripted import ScriptedPolicy
+from rollbook.policies.scripts import Scripts
 
 
 class Sources(Protocol):
@@ -18,6 +19,11 @@ class Sources(Protocol):
     @property
     def ledger(self) -> Ledger:
         """Where registered scripts and specs are read from."""
+        ...
+
+    @property
+    def scripts(self) -> Scripts:
+        """Scripts that were read before."""
         ...
 
     @property
@@ -36,7 +42,7 @@ async def policy_for(context: AttemptContext, services: Sources) -> Policy:
     if kind == "noop":
         return NoopPolicy(int(policy["waits"]))
     if kind in ("scripted", "replay"):
-        script = read_script(await services.ledger.script_body(policy["script_digest"]))
+        script = await services.scripts.get(services.ledger, policy["script_digest"])
         return ScriptedPolicy(script.tasks.get(context.task_id, script.default), name=kind)
     if kind == "openai":
         # the newest launch says where the model is served: the contract does not depend on it
