@@ -53,7 +53,8 @@ def _require_known(where: str, given: Iterable[str], known: set[str], what: str)
             close = get_close_matches(value, sorted(known), n=1, cutoff=0.5) or sorted(
                 k for k in known if k.startswith(value)
             )
-            hint = f"; did you mean {close[0]}?" if close else ""
+            examples = ", ".join(sorted(known)[:3])
+            hint = f"; did you mean {close[0]}?" if close else f"; it has, for instance, {examples}"
             raise InvalidInput(f"{where}: the task set has no {what} {value!r}{hint}")
 
 

@@ -39,7 +39,7 @@ def test_filter(wanted: dict[str, list[str]], ids: list[str]) -> None:
     [
         ({"domains": ["crome"]}, "tasks.domains: the task set has no domain 'crome'; did you mean chrome?"),
         ({"ids": ["os-3"]}, "tasks.ids: the task set has no task 'os-3'; did you mean os-2?"),
-        ({"ids": ["zzzz"]}, "tasks.ids: the task set has no task 'zzzz'"),
+        ({"ids": ["zzzz"]}, "tasks.ids: the task set has no task 'zzzz'; it has, for instance, "),
         ({"exclude_ids": ["os-9"]}, "tasks.exclude_ids"),
         ({"domains": ["os"], "ids": ["v-1"]}, "tasks: the filter selects no task"),
     ],
