@@ -17,8 +17,7 @@ setup: ## install everything: packages, .venv, evaluator, Docker engine, desktop
 python:
 	@scripts/bootstrap.sh python
 
-demo: setup ## set up, start the stack and run the demo tasks on real desktops
-	@$(ROLLBOOK) up
+demo: setup ## set up, start the stack, run the demo tasks on real desktops
 	@$(ROLLBOOK) demo
 
 up: setup ## start the local stack
