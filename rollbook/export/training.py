@@ -2,7 +2,7 @@
 
 Each rollout is written as a part of its own first, JSON lines named by what they were made from; an export that was
 interrupted goes on with the parts that still fit. The file itself, these lines or Parquet made of them, appears whole,
-next to a manifest with counts and digests.
+together with a manifest of counts and digests: while the manifest is there, the file is the one that it describes.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from models.contract import agent_contract, agent_contract_id
 from rollbook.errors import InvalidInput
 from rollbook.evidence.load import Artifacts, load_calls
-from rollbook.export.files import line, parent_of, write_whole
+from rollbook.export.files import FileSet, line, parent_of, write_whole
 from rollbook.export.parquet import parquet_of, require_pyarrow
 from rollbook.export.training_columns import LAYOUT
 from rollbook.export.training_rows import SCHEMA, rows_of, source_of
@@ -65,27 +65,32 @@ async def export_training(
     for number, row in enumerate(final):
         made.append(await _part(ledger, artifacts, parts, row, members[row["rollout_key"]], totals))
         progress(number + 1, len(final))
-    sha256 = write_whole(out, _joined(made) if format == "jsonl" else parquet_of(_lines(made)))
-    manifest = {
-        "schema": SCHEMA,
-        **about,
-        "batch_id": batch_id,
+    marker = out.with_name(f"{out.name}.manifest.json")
+    with FileSet(out, marker) as files:
+        for chunk in _joined(made) if format == "jsonl" else parquet_of(_lines(made)):
+            files.write(out, chunk)
+        said = about | _described(batch, planned, totals)
+        manifest = {"schema": SCHEMA, **said, "file": out.name, "sha256": files.sha256(out)}
+        files.write(marker, line(manifest))
+        files.publish()
+    shutil.rmtree(parts)
+    return manifest | {"parts_reused": totals.parts_reused}
+
+
+def _described(batch: dict[str, Any], planned: list[dict[str, Any]], totals: Totals) -> dict[str, Any]:
+    return {
+        "batch_id": batch["batch_id"],
         "contract_digest": batch["contract_digest"],
         "agent_contract": agent_contract(batch["contract"]),
         "agent_contract_id": agent_contract_id(batch["contract"]),
         "rollout_purpose": batch["purpose"],
         "planned": len(planned),
-        "final": len(final),
+        "final": totals.rollouts,
         "masked": totals.masked,
         "rollouts_without_calls": totals.without_calls,
         "rollouts_with_complete_evidence": totals.complete,
         "rows": totals.rows,
-        "file": out.name,
-        "sha256": sha256,
     }
-    write_whole(out.with_name(f"{out.name}.manifest.json"), [line(manifest)])
-    shutil.rmtree(parts)
-    return manifest | {"parts_reused": totals.parts_reused}
 
 
 def _parts_directory(out: Path) -> Path:
