@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from sqlalchemy import bindparam, select, text
+from sqlalchemy import RowMapping, bindparam, select, text
 from sqlalchemy.dialects.postgresql import ARRAY, TEXT
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -13,7 +13,15 @@ from rollbook.ledger.imports import KIND
 
 Selector = Literal["masked", "failed", "all"]
 
-_ROWS = """
+_CONDITIONS = {
+    "masked": "state = 'final' AND NOT coalesce(decision.admitted, false)",
+    "failed": "state = 'final' AND NOT coalesce(decision.admitted, false)"
+    " AND infrastructure_failure_reason IS NOT NULL AND infrastructure_failure_reason <> 'cancelled'",
+    "all": "state = 'final'",
+    "named": "true",
+}
+
+_FOUND = """
     SELECT rollout.rollout_key, state, coalesce(decision.admitted, false) AS admitted,
            coalesce(outcome.runtime_eligible, false) AS counted_once
     FROM rollout
@@ -22,23 +30,25 @@ _ROWS = """
     LEFT JOIN current_admission AS decision ON decision.rollout_key = rollout.rollout_key
         AND decision.attempt_index = rollout.selected_attempt AND decision.scope = 'runtime'
     WHERE batch_id = :batch_id AND {condition}
-    ORDER BY rollout.rollout_key
-    FOR NO KEY UPDATE OF rollout
 """
 
-_SELECTED = {
-    "masked": text(_ROWS.format(condition="state = 'final' AND NOT coalesce(decision.admitted, false)")),
-    "failed": text(
-        _ROWS.format(
-            condition="state = 'final' AND NOT coalesce(decision.admitted, false)"
-            " AND infrastructure_failure_reason IS NOT NULL AND infrastructure_failure_reason <> 'cancelled'"
-        )
-    ),
-    "all": text(_ROWS.format(condition="state = 'final'")),
+_CANDIDATES = {
+    which: text(f"SELECT rollout_key FROM ({_FOUND.format(condition=condition)}) AS found")
+    for which, condition in _CONDITIONS.items()
+    if which != "named"
 }
-_NAMED = text(_ROWS.format(condition="rollout.rollout_key = ANY(:keys)")).bindparams(
-    bindparam("keys", type_=ARRAY(TEXT))
-)
+
+_LOCK = text("""
+    SELECT FROM rollout WHERE batch_id = :batch_id AND rollout_key = ANY(:keys)
+    ORDER BY rollout_key FOR NO KEY UPDATE
+""").bindparams(bindparam("keys", type_=ARRAY(TEXT)))
+
+_SELECTED = {
+    which: text(
+        _FOUND.format(condition=condition) + "AND rollout.rollout_key = ANY(:keys) ORDER BY rollout.rollout_key"
+    ).bindparams(bindparam("keys", type_=ARRAY(TEXT)))
+    for which, condition in _CONDITIONS.items()
+}
 
 _REQUEST = text("""
     INSERT INTO rerun_request (rollout_key, after_attempt, supersede, reason, requested_by, row_digest)
@@ -71,15 +81,9 @@ async def request_rerun(
     if not reason.strip() or not requested_by.strip():
         raise InvalidInput("reason: say why and who asks; a rerun is on record for good")
     await _require_ours(conn, batch_id)
-    if isinstance(which, str):
-        rows = (await conn.execute(_SELECTED[which], {"batch_id": batch_id})).mappings().all()
-    else:
-        rows = (await conn.execute(_NAMED, {"batch_id": batch_id, "keys": list(which)})).mappings().all()
-        known = {row["rollout_key"]: row["state"] for row in rows}
-        for key in which:
-            if known.get(key) != "final":
-                state = f"is {known[key]}" if key in known else f"is not in batch {batch_id}"
-                raise InvalidInput(f"rollout: {key} {state}; only a final one can run again")
+    rows = await _locked(conn, batch_id, which)
+    if not isinstance(which, str):
+        _require_final(batch_id, which, rows)
     admitted = [row["rollout_key"] for row in rows if row["admitted"]]
     if admitted and not supersede:
         raise InvalidInput(
@@ -94,6 +98,29 @@ async def request_rerun(
         await conn.execute(_WAIT, {"keys": keys})
         await conn.execute(_REOPEN, {"batch_id": batch_id})
     return keys
+
+
+async def _locked(conn: AsyncConnection, batch_id: str, which: Selector | Sequence[str]) -> Sequence[RowMapping]:
+    """The rows asked for, locked first and looked at afterwards, in a statement of its own.
+
+    What is decided about a row while its lock is waited for counts: a row that is admitted meanwhile is no masked one.
+    """
+    if isinstance(which, str):
+        keys = list((await conn.execute(_CANDIDATES[which], {"batch_id": batch_id})).scalars())
+    else:
+        keys = list(which)
+    values = {"batch_id": batch_id, "keys": keys}
+    await conn.execute(_LOCK, values)
+    selected = _SELECTED[which if isinstance(which, str) else "named"]
+    return (await conn.execute(selected, values)).mappings().all()
+
+
+def _require_final(batch_id: str, which: Sequence[str], rows: Sequence[RowMapping]) -> None:
+    known = {row["rollout_key"]: row["state"] for row in rows}
+    for key in which:
+        if known.get(key) != "final":
+            state = f"is {known[key]}" if key in known else f"is not in batch {batch_id}"
+            raise InvalidInput(f"rollout: {key} {state}; only a final one can run again")
 
 
 async def _require_ours(conn: AsyncConnection, batch_id: str) -> None:
