@@ -9,7 +9,7 @@ from models.policy import OpenAIPolicy, Policy, ReplayPolicy, ScriptedPolicy
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
 from rollbook.policies.client.request import OWNED
-from rollbook.policies.protocols.registry import PARSERS, protocol
+from rollbook.policies.protocols.registry import PARSERS, known_protocol
 from rollbook.policies.replay import recorded_script, script_name
 
 
@@ -43,9 +43,7 @@ def parser_of(policy: OpenAIPolicy, purpose: Purpose) -> str:
     agent, sampling = policy.agent(purpose)
     if taken := sorted(OWNED & sampling["extra"].keys()):
         raise InvalidInput(f"policy.sampling.extra: {', '.join(taken)} cannot be set here")
-    if agent["protocol_id"] not in PARSERS:
-        raise InvalidInput(f"policy.protocol: {agent['protocol_id']!r} is unknown; use one of {', '.join(PARSERS)}")
-    return protocol(agent["protocol_id"]).parser_id
+    return PARSERS[known_protocol(agent["protocol_id"], "policy.protocol")]
 
 
 def contract_for(spec: BatchSpec, resolved: Resolved) -> dict[str, Any]:

@@ -80,7 +80,7 @@ IMAGES = [(GROWING, [1, 2, 3, 4, 2, 3, 4, 2, 3, 4]), (SINK, [1, 2, 3, 4, 3, 4, 3
 
 
 @pytest.mark.parametrize(("history", "images"), IMAGES)
-@pytest.mark.parametrize("protocol", ["pyautogui-code-v1", "computer-tool-v1", "nano-omni-v3-osworld-v1"])
+@pytest.mark.parametrize("protocol", ["pyautogui-code-v1", "computer-tool-v1", "nano-omni-style-v1"])
 async def test_every_protocol_is_reproducible_under_every_history(
     system: System, said: Scenario, protocol: str, history: dict[str, Any], images: list[int]
 ) -> None:

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from models.history import HistoryPolicy, replay_plan
 from models.identity import digest
+from models.policy import OpenAIPolicy
 from rollbook.errors import InvalidInput
 from rollbook.policies.protocols.base import MediaRef, ModelProtocol, PastTurn, PromptInputs, ReplyView, kept_text
 from rollbook.policies.protocols.registry import PARSERS, protocol
+from rollbook.policies.resolve import parser_of
 
 SCREEN, SENT = (1920, 1080), (1280, 720)
 FIXED_2 = HistoryPolicy(name="fixed", params={"keep_images": 2})
@@ -180,18 +182,28 @@ def test_unknown_ids_and_options_are_refused() -> None:
         protocol("pyautogui-code-v1", {"colour": 1})
 
 
+def test_an_id_that_stands_for_other_peoples_bytes_is_refused() -> None:
+    """Our prompt under NeMo Gym's id would make two agents look like one."""
+    with pytest.raises(InvalidInput, match="its prompt are not available here; use nano-omni-style-v1"):
+        protocol("nano-omni-v3-osworld-v1")
+    policy = {"kind": "openai", "endpoint": "e", "model": "m", "protocol": "nano-omni-v3-osworld-v1"}
+    with pytest.raises(InvalidInput, match=r"policy\.protocol: 'nano-omni-v3-osworld-v1' is NeMo Gym's"):
+        parser_of(OpenAIPolicy.model_validate(policy), "eval")
+    assert not any("nano-omni-v3" in text for ids in PARSERS.items() for text in ids)
+
+
 def test_parser_ids_belong_to_protocol_ids() -> None:
     assert {name: protocol(name).parser_id for name in PARSERS} == {
         "pyautogui-code-v1": "pyautogui-code-parser-v1",
         "computer-tool-v1": "computer-tool-parser-v1",
-        "nano-omni-v3-osworld-v1": "nemotron-v3-nano-omni-parser-v1",
+        "nano-omni-style-v1": "nano-omni-style-parser-v1",
     }
 
 
 def test_thinking_is_asked_for_only_where_the_contract_sets_it() -> None:
     assert protocol("computer-tool-v1").extra_body() == {}
     for wanted in (True, False):
-        asked = protocol("nano-omni-v3-osworld-v1", {"thinking": wanted}).extra_body()
+        asked = protocol("nano-omni-style-v1", {"thinking": wanted}).extra_body()
         assert asked == {"chat_template_kwargs": {"enable_thinking": wanted}}
 
 
@@ -208,10 +220,10 @@ GOLDEN = {
     ("computer-tool-v1", "fixed"): "bd5f626636061116d8d233b286bee630dfd4cef32a00a3ee4dd747d0a04cdbf7",
     ("computer-tool-v1", "sink"): "b4fe3e5a17a604803a21d2f4dcb2a68ddc6cf5159edf384e498072e2d7f59459",
     ("computer-tool-v1", "guided"): "3e0723dc66c63f6e5b98d6b49167030fd4a9c51cdbb7d01c6aa49a7459004f86",
-    ("nano-omni-v3-osworld-v1", "first"): "6efd10dfc9e3a38d6210ac11b07e0cbda1565537bff9083207c2d57310ce9b72",
-    ("nano-omni-v3-osworld-v1", "fixed"): "8b0749af3fb9c1216172ce031f442cd4d2e38bca4daa413b20655b49293eec90",
-    ("nano-omni-v3-osworld-v1", "sink"): "e3d2b829a30e56cfa0d8b9a73d2f3b108d7ed5cc87b09c13065449d6dd341f03",
-    ("nano-omni-v3-osworld-v1", "guided"): "47425f8d96ae41cbe36c6d0e4e2fd87b1e0d0f9837a2e66ed22ba37e0cd55278",
+    ("nano-omni-style-v1", "first"): "6efd10dfc9e3a38d6210ac11b07e0cbda1565537bff9083207c2d57310ce9b72",
+    ("nano-omni-style-v1", "fixed"): "8b0749af3fb9c1216172ce031f442cd4d2e38bca4daa413b20655b49293eec90",
+    ("nano-omni-style-v1", "sink"): "e3d2b829a30e56cfa0d8b9a73d2f3b108d7ed5cc87b09c13065449d6dd341f03",
+    ("nano-omni-style-v1", "guided"): "47425f8d96ae41cbe36c6d0e4e2fd87b1e0d0f9837a2e66ed22ba37e0cd55278",
 }
 """Digests of whole requests. A changed prompt is a new protocol id: never correct one of these."""
 

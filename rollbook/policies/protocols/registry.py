@@ -14,21 +14,36 @@ from rollbook.policies.protocols.pyautogui_code import CodeProtocol
 PARSERS = {
     "pyautogui-code-v1": "pyautogui-code-parser-v1",
     "computer-tool-v1": "computer-tool-parser-v1",
-    "nano-omni-v3-osworld-v1": "nemotron-v3-nano-omni-parser-v1",
+    "nano-omni-style-v1": "nano-omni-style-parser-v1",
 }
 """The parser id of each protocol id."""
+
+_FOREIGN = {
+    "nano-omni-v3-osworld-v1": (
+        "is NeMo Gym's own protocol, and the bytes of its prompt are not available here; use nano-omni-style-v1, which "
+        "follows what is published of it in prompt texts of our own"
+    )
+}
+"""Ids that stand for other people's bytes. An id of theirs on a prompt of ours would call two agents the same."""
+
+
+def known_protocol(protocol_id: str, field: str = "model_protocol") -> str:
+    """The id, where there is such a protocol; raises InvalidInput that names `field`."""
+    if protocol_id in _FOREIGN:
+        raise InvalidInput(f"{field}: {protocol_id!r} {_FOREIGN[protocol_id]}")
+    if protocol_id not in PARSERS:
+        raise InvalidInput(f"{field}: {protocol_id!r} is unknown; use one of {', '.join(PARSERS)}")
+    return protocol_id
 
 
 def protocol(protocol_id: str, options: ProtocolOptions | Mapping[str, Any] | None = None) -> ModelProtocol:
     """The protocol with this id, under these agent options. Raises InvalidInput that names the field."""
-    if protocol_id not in PARSERS:
-        raise InvalidInput(f"model_protocol: {protocol_id!r} is unknown; use one of {', '.join(PARSERS)}")
+    parser_id = PARSERS[known_protocol(protocol_id)]
     if not isinstance(options, ProtocolOptions):
         try:
             options = ProtocolOptions.model_validate(dict(options or {}))
         except ValidationError as error:
             raise InvalidInput(f"agent_options: {explain(error)}") from error
-    parser_id = PARSERS[protocol_id]
     if protocol_id == "computer-tool-v1":
         return ToolProtocol(protocol_id, parser_id, options)
     ours = protocol_id == "pyautogui-code-v1"
