@@ -17,8 +17,8 @@ from rollbook.policies.protocols.base import (
 )
 from rollbook.policies.protocols.conversation import Message, conversation, guidance_of
 from rollbook.policies.protocols.coordinates import Projection
-from rollbook.policies.protocols.pycode import Unusable
 from rollbook.policies.protocols.sections import split_thinking
+from rollbook.policies.protocols.source import Unusable
 from rollbook.policies.protocols.toolcalls import ACTIONS, meaning, read_calls, without_calls
 
 _SYSTEM = """You operate a Linux desktop to fulfil a task. At every step you see a screenshot and choose what to do.

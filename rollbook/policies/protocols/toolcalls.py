@@ -12,7 +12,7 @@ from rollbook.policies.base import WAIT
 from rollbook.policies.keys import chord, known_combination
 from rollbook.policies.protocols.base import Size
 from rollbook.policies.protocols.coordinates import OutOfSpace, Projection
-from rollbook.policies.protocols.pycode import Unusable
+from rollbook.policies.protocols.source import Unusable
 
 MAX_TEXT = 20_000
 """Characters that one call may type."""
