@@ -2,17 +2,18 @@
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 from temporalio import activity
 
 from activities.support import Activities, beating, driving, reported, run_id
 from models import names
-from models.episode import AttemptRef, Desk, DeskCall, Evaluated, EvaluateRequest
+from models.episode import AttemptRef, Desk, DeskCall, Evaluated, EvaluateRequest, PhaseDone
 from models.evidence import ArtifactRef
 from models.outcome import Infra
-from rollbook.desktop.driver import Driver, Job, Note, Scored
+from rollbook.desktop.driver import Driver, Files, Job, Note, Scored
 from rollbook.errors import SandboxLost
 from rollbook.ledger.records import AttemptContext, Evaluation
 from rollbook.services import Services
@@ -32,22 +33,24 @@ class OsworldActivities:
 
     @activity.defn(name=names.PREPARE_TASK)
     @reported
-    async def prepare_task(self, call: DeskCall) -> None:
+    async def prepare_task(self, call: DeskCall) -> PhaseDone:
         """Set the task up, once per desktop; then let the desktop settle."""
         context = await self._context(call.attempt)
         limits, settle = context.contract["limits"], context.contract["settle"]
         job = self._job(context, call.desk, limits["setup_timeout_s"])
-        await self._phase(call, lambda driver, note: driver.prepare(job, note))
+        files = await self._phase(call, lambda driver, note: driver.prepare(job, note, self._keep))
         await _rest(settle["after_setup_s"])
+        return PhaseDone(files=files)
 
     @activity.defn(name=names.RUN_POSTCONFIG)
     @reported
-    async def run_postconfig(self, call: DeskCall) -> None:
+    async def run_postconfig(self, call: DeskCall) -> PhaseDone:
         """Let the desktop settle, then run the evaluator's postconfig, once per desktop."""
         context = await self._context(call.attempt)
         await _rest(context.contract["settle"]["before_evaluation_s"])
         job = self._job(context, call.desk, context.contract["limits"]["evaluate_timeout_s"])
-        await self._phase(call, lambda driver, note: driver.postconfig(job, note))
+        files = await self._phase(call, lambda driver, note: driver.postconfig(job, note, self._keep))
+        return PhaseDone(files=files)
 
     @activity.defn(name=names.EVALUATE)
     @reported
@@ -57,7 +60,8 @@ class OsworldActivities:
         context = await self._context(request.attempt)
         stored = await ledger.evaluation(request.attempt)
         if stored is None:
-            job = self._job(context, request.desk, context.contract["limits"]["evaluate_timeout_s"])
+            files = {name: await self._services.artifacts.get(ref.sha256) for name, ref in request.files.items()}
+            job = self._job(context, request.desk, context.contract["limits"]["evaluate_timeout_s"], files)
             scored = await self._score(request, job)
             log = await self._services.artifacts.put(scored.log, "text/plain; charset=utf-8") if scored.log else None
             stored = await ledger.commit_evaluation(request.attempt, run_id(), _row(scored, context.task_digest, log))
@@ -82,7 +86,9 @@ class OsworldActivities:
     async def _context(self, attempt: AttemptRef) -> AttemptContext:
         return await self._services.ledger.attempt_context(attempt, run_id())
 
-    def _job(self, context: AttemptContext, desk: Desk, timeout_s: float) -> Job:
+    def _job(
+        self, context: AttemptContext, desk: Desk, timeout_s: float, files: Mapping[str, bytes] = MappingProxyType({})
+    ) -> Job:
         """A job in a directory of its own: OSWorld takes a file that is in its cache for whole, also the half of a gold
         file that a killed try left there, and a stalled try may still be writing."""
         token = uuid.uuid4().hex
@@ -92,7 +98,16 @@ class OsworldActivities:
             work_dir=self._services.work_dir(desk.sandbox_key) / token[:12],
             timeout_s=timeout_s,
             token=token,
+            files=files,
         )
+
+    async def _keep(self, files: dict[str, bytes]) -> Files:
+        """Store what a phase left for the evaluator, so that a worker on another host has it too."""
+        refs = {
+            name: await self._services.artifacts.put(data, "text/plain; charset=utf-8") for name, data in files.items()
+        }
+        await self._services.ledger.record_artifacts(refs.values())
+        return refs
 
 
 def _row(scored: Scored, task_digest: str, log: ArtifactRef | None) -> Evaluation:

@@ -116,6 +116,13 @@ class Decision(Wire):
     """One short line for people."""
 
 
+class PhaseDone(Wire):
+    """A phase of the task that has ended well."""
+
+    files: dict[str, ArtifactRef] = {}
+    """What its commands wrote into OSWorld's cache: the evaluator may read it there."""
+
+
 class ActRequest(DeskCall):
     """Run the stored actions of one step, settle, then observe."""
 
@@ -138,6 +145,8 @@ class EvaluateRequest(DeskCall):
     """Score the desktop with OSWorld's evaluator."""
 
     terminal_action: TerminalAction | None = None
+    files: dict[str, ArtifactRef] = {}
+    """What setup and postconfig left in OSWorld's cache."""
 
 
 class Evaluated(Wire):

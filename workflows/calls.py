@@ -1,7 +1,7 @@
 """The activity calls of an episode: names, queues, timeouts and retries in one place (temporal-notes §5.3)."""
 
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
@@ -25,11 +25,18 @@ from models.episode import (
     Finalized,
     FinalizeRequest,
     Observation,
+    PhaseDone,
 )
+from models.evidence import ArtifactRef
 from models.identity import phase_name, step_name
 from models.outcome import Infra
 
 T = TypeVar("T")
+
+Files = dict[str, ArtifactRef]
+
+_DONE = cast("type[PhaseDone | None]", PhaseDone | None)
+"""Null: what workers answered before files were carried."""
 
 LEDGER_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=500), backoff_coefficient=2, maximum_interval=timedelta(seconds=15)
@@ -100,11 +107,10 @@ class Calls:
             names.RENEW_LEASE, self._id(f"renew-{number}"), self._attempt, type(None), 30, Infra.ROLLOUT_ERROR
         )
 
-    async def prepare_task(self, desk: Desk) -> None:
+    async def prepare_task(self, desk: Desk) -> Files:
         call = DeskCall(attempt=self._attempt, desk=desk)
-        await self._osworld(
-            names.PREPARE_TASK, call, type(None), self._plan.setup_timeout_s + 120, Infra.SETUP_INTERRUPTED
-        )
+        seconds = self._plan.setup_timeout_s + 120
+        return _files(await self._osworld(names.PREPARE_TASK, call, _DONE, seconds, Infra.SETUP_INTERRUPTED))
 
     async def observe(self, desk: Desk) -> Observation:
         call = DeskCall(attempt=self._attempt, desk=desk)
@@ -129,17 +135,17 @@ class Calls:
             step_name(self._attempt.attempt_index, step, "act"),
             ActRequest(attempt=self._attempt, desk=desk, step=step),
             Acted,
-            decision.action_count * (max(GUEST_ACTION_S, self._plan.action_timeout_s) + self._plan.settle_s) + 120,
+            decision.action_count * (max(GUEST_ACTION_S, self._plan.action_timeout_s) + 2 * self._plan.settle_s) + 120,
             Infra.ACTION_TIMEOUT,
             heartbeat=True,
             queue=self._plan.desktop_queue,
             summary=f"s{step:03d} {decision.summary}",
         )
 
-    async def run_postconfig(self, desk: Desk) -> None:
+    async def run_postconfig(self, desk: Desk) -> Files:
         call = DeskCall(attempt=self._attempt, desk=desk)
         seconds = self._plan.evaluate_timeout_s + 120
-        await self._osworld(names.RUN_POSTCONFIG, call, type(None), seconds, Infra.EVALUATION_INTERRUPTED)
+        return _files(await self._osworld(names.RUN_POSTCONFIG, call, _DONE, seconds, Infra.EVALUATION_INTERRUPTED))
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluated:
         seconds = self._plan.evaluate_timeout_s + 120
@@ -196,6 +202,10 @@ class Calls:
         except ActivityError as error:
             raise translate(error, default) from error
         return answer
+
+
+def _files(done: PhaseDone | None) -> Files:
+    return {} if done is None else done.files
 
 
 async def claim(request: ClaimRequest) -> Claimed:

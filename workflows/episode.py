@@ -115,7 +115,7 @@ class Episode:
         deadline = Deadline(story.plan.deadline_s, lambda: self._frozen)
         try:
             self._show("preparing the task")
-            await deadline.guard(call.prepare_task(story.desk))
+            story.files = await deadline.guard(call.prepare_task(story.desk))
             story.observation = await deadline.guard(call.observe(story.desk))
             await self._steps(call, story, deadline)
         except DeadlineReached:
@@ -162,9 +162,11 @@ class Episode:
     async def _evaluate(self, call: Calls, story: Story) -> None:
         assert story.desk is not None
         self._show("postconfig")
-        await settled(call.run_postconfig(story.desk))
+        story.files |= await settled(call.run_postconfig(story.desk))
         self._show("evaluating")
-        request = EvaluateRequest(attempt=story.attempt, desk=story.desk, terminal_action=story.terminal_action)
+        request = EvaluateRequest(
+            attempt=story.attempt, desk=story.desk, terminal_action=story.terminal_action, files=story.files
+        )
         story.evaluation = await settled(call.evaluate(request))
         if story.evaluation.reason is not None:
             story.fail(story.evaluation.reason, story.evaluation.detail, story.evaluation.guest_failed)

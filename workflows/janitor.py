@@ -1,12 +1,14 @@
 """Janitor: reconciliation of ledger, Temporal and desktops; run by a schedule, or by hand."""
 
 from datetime import timedelta
+from typing import Any
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
+from temporalio.exceptions import ApplicationError
 
 from models import names
-from models.reconcile import Reconciled, ReconcileRequest
+from models.reconcile import Reconciled, ReconcileRequest, read_request
 
 
 @workflow.defn(name=names.JANITOR)
@@ -14,16 +16,28 @@ class Janitor:
     """One look at everything that claims to be under way."""
 
     @workflow.run
-    async def run(self, request: ReconcileRequest | None = None) -> Reconciled:
+    async def run(self, *inputs: Any) -> Reconciled:
         found: Reconciled = await workflow.execute_activity(
             names.RECONCILE,
-            request or ReconcileRequest(),
+            _request(inputs),
             result_type=Reconciled,
             start_to_close_timeout=timedelta(minutes=30),
             heartbeat_timeout=timedelta(seconds=60),
             retry_policy=RetryPolicy(initial_interval=timedelta(seconds=5), maximum_attempts=3),
         )
+        done = {name: found.totals.get(name, 0) for name in ("closed", "requeued", "reaped", "finished", "doubts")}
         workflow.set_current_details(
-            f"alive {found.alive}, missing {found.missing}, closed {len(found.closed)}, reaped {len(found.reaped)}"
+            ", ".join(f"{name} {number}" for name, number in {"alive": found.alive, "missing": found.missing, **done}.items())
         )
         return found
+
+
+def _request(inputs: tuple[Any, ...]) -> ReconcileRequest:
+    """The request, or an end that names the wrong field: an input that cannot be decoded would be retried for ever."""
+    try:
+        if len(inputs) > 1:
+            raise ValueError(f"the input must be one JSON object, or nothing (given: {len(inputs)} inputs)")
+        return read_request(inputs[0] if inputs else None)
+    except ValueError as error:
+        refused = str(error)
+    raise ApplicationError(refused, type=names.INVALID_INPUT, non_retryable=True)

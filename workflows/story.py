@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from models.episode import AttemptRef, Desk, EpisodePlan, Evaluated, FinalizeRequest, Observation
+from models.evidence import ArtifactRef
 from models.outcome import Infra, OutcomeFacts, TerminalAction, first_reason
 
 
@@ -16,6 +17,8 @@ class Story:
     steps: int = 0
     desk: Desk | None = None
     observation: Observation | None = None
+    files: dict[str, ArtifactRef] = field(default_factory=dict)
+    """What setup and postconfig left for the evaluator."""
     terminal_action: TerminalAction | None = None
     policy_stop_reason: str | None = None
     horizon_reached: bool = False

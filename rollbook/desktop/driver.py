@@ -1,16 +1,23 @@
 """What the activities ask of a desktop, whatever kind it is."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from models.evidence import ArtifactRef
 from models.outcome import Infra, TerminalAction
 from rollbook.desktop.journal import ActionResult
 from rollbook.desktop.observe import Observation
 
 Note = Callable[[str], None]
 """Called during long work with a short note about progress; activities heartbeat it."""
+
+Files = dict[str, ArtifactRef]
+"""What a phase left for the evaluator in OSWorld's cache, by name."""
+
+Keep = Callable[[dict[str, bytes]], Awaitable[Files]]
+"""Puts such files where every worker can read them."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +28,12 @@ class Job:
     """The OSWorld document."""
     contract: dict[str, Any]
     work_dir: Path
-    """Private directory of the attempt on this host: the evaluator's cache."""
+    """Private directory of this try on this host: the evaluator's cache."""
     timeout_s: float
     token: str
     """Names this try of the phase."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """What earlier phases left in OSWorld's cache."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +58,8 @@ class Scored:
 class Driver(Protocol):
     """One attempt's desktop."""
 
-    async def prepare(self, job: Job, note: Note) -> bytes:
-        """Run the task's setup once; returns its log.
+    async def prepare(self, job: Job, note: Note, keep: Keep) -> Files:
+        """Run the task's setup once, after a look at what the action runtime needs.
 
         Raises SetupInterrupted, SetupFailed, SandboxLost.
         """
@@ -64,8 +73,8 @@ class Driver(Protocol):
         """Run one action at most once; raises SandboxLost."""
         ...
 
-    async def postconfig(self, job: Job, note: Note) -> bytes:
-        """Run the evaluator's postconfig once; returns its log.
+    async def postconfig(self, job: Job, note: Note, keep: Keep) -> Files:
+        """Run the evaluator's postconfig once.
 
         Raises EvaluationInterrupted, EvaluatorError, SandboxLost.
         """

@@ -3,13 +3,16 @@
 import asyncio
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from models.episode import Desk
 from models.outcome import Infra, TerminalAction
 from rollbook.desktop.client import GuestClient
-from rollbook.desktop.driver import Job, Note, Scored
+from rollbook.desktop.driver import Files, Job, Keep, Note, Scored
 from rollbook.desktop.journal import ActionResult, perform
 from rollbook.desktop.observe import Observation, observe
 from rollbook.desktop.phases import claim_phase, finish_phase
+from rollbook.desktop.runtimes import probe_runtime
 from rollbook.desktop.runtimes import runtime as runtime_named
 from rollbook.errors import (
     EvaluationInterrupted,
@@ -18,11 +21,14 @@ from rollbook.errors import (
     SetupFailed,
     SetupInterrupted,
 )
+from rollbook.osworld.carried import collect, seed, written_by
 from rollbook.osworld.environment import EvaluatorEnv
-from rollbook.osworld.runner import PhaseResult, run_phase
+from rollbook.osworld.runner import PhaseResult, cache_dir, run_phase
 from rollbook.sandboxes.provider import SERVICE_PORTS, Endpoint, SandboxProvider
 
 LOG_LIMIT_BYTES = 4 * 2**20
+
+_FILES = TypeAdapter(Files)
 
 CLIENT_PASSWORD = "password"
 """The guest user's password: a public constant of OSWorld's images, not a secret."""
@@ -37,22 +43,23 @@ class HttpDriver:
         self._client = GuestClient(guest, nonce=desk.nonce)
         self._env = env
 
-    async def prepare(self, job: Job, note: Note) -> bytes:
+    async def prepare(self, job: Job, note: Note, keep: Keep) -> Files:
         """See `Driver.prepare`."""
         await self._client.check_nonce(self._desk.nonce)
-        state = await claim_phase(self._client, "prepare", job.token)
-        if state == "interrupted":
+        await self._probe(job)
+        names = written_by(job.task.get("config") or [])
+        claim = await claim_phase(self._client, "prepare", job.token)
+        if claim.state == "done" and (left := _left(claim.note, names)) is not None:
+            return left
+        if claim.state != "claimed":
             raise SetupInterrupted("setup began on this desktop before and its end is unknown")
-        if state == "done":
-            return b""
         result = await self._run("prepare", job, None, note)
         if self._lost(result) or result.guest_failed:
             # a step whose reply was lost may or may not have happened: this desktop proves nothing any more
             raise SandboxLost(f"the desktop failed during setup: {_words(result)}")
         if result.status != "ok" or result.value is not True:
             raise SetupFailed(f"setup failed: {_words(result)}")
-        await finish_phase(self._client, "prepare")
-        return await _log(result)
+        return await self._finish("prepare", job, names, keep)
 
     async def observe(self, *, accessibility_tree: bool, terminal: bool) -> Observation:
         """See `Driver.observe`."""
@@ -64,23 +71,24 @@ class HttpDriver:
             self._client, op_id=op_id, action=action, runtime=runtime_named(runtime), timeout_s=timeout_s
         )
 
-    async def postconfig(self, job: Job, note: Note) -> bytes:
+    async def postconfig(self, job: Job, note: Note, keep: Keep) -> Files:
         """See `Driver.postconfig`."""
         await self._client.check_nonce(self._desk.nonce)
-        if not job.task["evaluator"].get("postconfig"):
-            return b""
-        state = await claim_phase(self._client, "postconfig", job.token)
-        if state == "interrupted":
+        steps = job.task["evaluator"].get("postconfig")
+        if not steps:
+            return {}
+        names = written_by(steps)
+        claim = await claim_phase(self._client, "postconfig", job.token)
+        if claim.state == "done" and (left := _left(claim.note, names)) is not None:
+            return left
+        if claim.state != "claimed":
             raise EvaluationInterrupted("postconfig began on this desktop before and its end is unknown")
-        if state == "done":
-            return b""
         result = await self._run("postconfig", job, None, note)
         if self._lost(result):
             raise SandboxLost(f"the desktop died during postconfig: {_words(result)}")
         if result.status != "ok" or result.value is not True:
             raise EvaluatorError(f"postconfig failed: {_words(result)}", guest_failed=result.guest_failed)
-        await finish_phase(self._client, "postconfig")
-        return await _log(result)
+        return await self._finish("postconfig", job, names, keep)
 
     async def evaluate(self, job: Job, terminal_action: TerminalAction | None, note: Note) -> Scored:
         """See `Driver.evaluate`. A score counts only when every exchange with the guest was sound."""
@@ -105,11 +113,28 @@ class HttpDriver:
         """See `Driver.close`."""
         await self._client.__aexit__(None, None, None)
 
+    async def _probe(self, job: Job) -> None:
+        """Raises SetupFailed when actions cannot run here: else each would fail as if it were the policy's doing."""
+        chosen = runtime_named(job.contract["action_runtime"])
+        if missing := await probe_runtime(self._client, chosen):
+            raise SetupFailed(
+                f"action_runtime: {chosen.id} needs what this desktop lacks: {'; '.join(missing)}; use another image"
+            )
+
+    async def _finish(self, phase: str, job: Job, names: list[str], keep: Keep) -> Files:
+        """Keep what the phase left, then record its end with that: a later try returns the same."""
+        files: Files = {}
+        if names:
+            cache = cache_dir(job.work_dir, job.task["id"])
+            files = await keep(await asyncio.to_thread(collect, cache, names))
+        await finish_phase(self._client, phase, _FILES.dump_json(files).decode())
+        return files
+
     async def _run(self, phase: Any, job: Job, terminal_action: TerminalAction | None, note: Note) -> PhaseResult:
         assert self._env is not None, "setup and evaluation run on workers that have the evaluator"
         endpoints = {port: await self._provider.endpoint(self._desk.sandbox_id, port) for port in SERVICE_PORTS}
         desktop = job.contract["desktop"]
-        job.work_dir.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(seed, cache_dir(job.work_dir, job.task["id"]), job.files)
         return await run_phase(
             phase,
             task=job.task,
@@ -135,6 +160,17 @@ class HttpDriver:
         if result.status != "ok" or result.value is None:
             return Infra.EVALUATOR_ERROR, _words(result)
         return None, ""
+
+
+def _left(note: str, names: list[str]) -> Files | None:
+    """What a finished phase left, from its note in the guest; None when that says nothing of files that it should."""
+    if not names:
+        return {}
+    try:
+        files = _FILES.validate_json(note)
+    except ValidationError:
+        return None
+    return files if files.keys() <= set(names) else None
 
 
 def _words(result: PhaseResult) -> str:

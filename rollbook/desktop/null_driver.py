@@ -8,7 +8,7 @@ import hashlib
 from datetime import UTC, datetime
 
 from models.outcome import Infra, TerminalAction
-from rollbook.desktop.driver import Job, Note, Scored
+from rollbook.desktop.driver import Files, Job, Keep, Note, Scored
 from rollbook.desktop.journal import ActionResult
 from rollbook.desktop.observe import Observation
 from rollbook.errors import SandboxLost, SetupFailed
@@ -29,11 +29,11 @@ class NullDriver:
     def __init__(self, rollout_key: str, attempt_index: int) -> None:
         self._key = f"{rollout_key}:{attempt_index}"
 
-    async def prepare(self, job: Job, note: Note) -> bytes:
+    async def prepare(self, job: Job, note: Note, keep: Keep) -> Files:
         """Nothing to set up; one rehearsal in sixteen fails here."""
         if self._draw(job, "setup") == 0:
             raise SetupFailed("rehearsed: the setup failed")
-        return b""
+        return {}
 
     async def observe(self, *, accessibility_tree: bool, terminal: bool) -> Observation:
         """One transparent pixel."""
@@ -43,11 +43,11 @@ class NullDriver:
         """Every action succeeds at once."""
         return ActionResult(op_id, "ok", None, False, None, 0.0)
 
-    async def postconfig(self, job: Job, note: Note) -> bytes:
+    async def postconfig(self, job: Job, note: Note, keep: Keep) -> Files:
         """One rehearsal in sixteen loses its desktop here."""
         if self._draw(job, "postconfig") == 0:
             raise SandboxLost("rehearsed: the desktop died")
-        return b""
+        return {}
 
     async def evaluate(self, job: Job, terminal_action: TerminalAction | None, note: Note) -> Scored:
         """1, 0, a fraction or an evaluator error, by the draw."""

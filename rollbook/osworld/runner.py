@@ -8,7 +8,6 @@ recording forwarder; and a verdict from the recorded exchanges before the evalua
 import asyncio
 import json
 import os
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from rollbook.osworld.logs import redact, tidy_log
 from rollbook.osworld.process import KillableProcess
 from rollbook.osworld.results import GUEST_PORT, ChildRun, GuestCheck, Phase, PhaseResult, judge
 from rollbook.osworld.settings import evaluator_settings
+from rollbook.osworld.untrusted import read_regular
 from rollbook.sandboxes.forwarder import EndpointLike, Exchange, ExchangeLog, Forwarder, Outcome
 from rollbook.sandboxes.nonce import read_nonce
 
@@ -240,19 +240,14 @@ def _make_directories(job: _Job, owner: int | None = None) -> None:
 
 
 def _read_answer(path: Path) -> dict[str, Any] | None:
-    """The child's JSON. The directory was the child's to write: no link is followed, no pipe is waited for."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    """The child's JSON."""
+    data = read_regular(path, RESULT_LIMIT)
+    if data is None:
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > RESULT_LIMIT:
-            return None
-        try:
-            answer = json.loads(file.read())
-        except ValueError:
-            return None
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return None
     return answer if isinstance(answer, dict) else None
 
 

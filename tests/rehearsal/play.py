@@ -8,7 +8,7 @@ from typing import Any
 
 from models.batch import BatchResult
 from models.task import Task
-from rollbook.desktop.driver import Job
+from rollbook.desktop.driver import Files, Job
 from rollbook.desktop.null_driver import NullDriver
 from tests.rehearsal.stage import Stage
 from tests.system import null_spec
@@ -134,8 +134,8 @@ class Rehearsal:
             task={}, contract={"seed": SEED}, work_dir=self._stage.system.settings.state_dir, timeout_s=1, token=""
         )
         try:
-            await driver.prepare(job, self._quiet)
-            await driver.postconfig(job, self._quiet)
+            await driver.prepare(job, self._quiet, self._keep)
+            await driver.postconfig(job, self._quiet, self._keep)
         except Exception as error:
             return str(getattr(error, "reason", "?"))
         scored = await driver.evaluate(job, None, self._quiet)
@@ -144,6 +144,10 @@ class Rehearsal:
     @staticmethod
     def _quiet(note: str) -> None:
         return None
+
+    @staticmethod
+    async def _keep(files: dict[str, bytes]) -> Files:
+        return {}
 
     async def _rerun(self) -> int:
         keys = await self._stage.system.ledger.request_rerun(

@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.desktop.driver import Job
+from rollbook.desktop.driver import Files, Job
 from rollbook.desktop.null_driver import NullDriver
 from rollbook.errors import RollbookError
+
+
+async def keep(files: dict[str, bytes]) -> Files:
+    """Nothing is kept."""
+    return {}
 
 
 async def end(rollout_key: str, attempt_index: int, seed: int) -> str:
@@ -14,8 +19,8 @@ async def end(rollout_key: str, attempt_index: int, seed: int) -> str:
     driver = NullDriver(rollout_key, attempt_index)
     job = Job(task={}, contract={"seed": seed}, work_dir=Path("."), timeout_s=1, token="")
     try:
-        await driver.prepare(job, lambda note: None)
-        await driver.postconfig(job, lambda note: None)
+        await driver.prepare(job, lambda note: None, keep)
+        await driver.postconfig(job, lambda note: None, keep)
     except RollbookError as error:
         return str(error.reason)
     scored = await driver.evaluate(job, None, lambda note: None)

@@ -1,0 +1,146 @@
+"""The driver on a real desktop: tries of a task's phases that share nothing on the worker's disk."""
+
+import hashlib
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from models.episode import Desk
+from models.evidence import ArtifactRef
+from rollbook.desktop.client import GuestClient
+from rollbook.desktop.driver import Files, Job
+from rollbook.desktop.http_driver import HttpDriver
+from rollbook.errors import EvaluationInterrupted, SetupFailed, SetupInterrupted
+from rollbook.osworld.environment import ensure_environment
+from rollbook.sandboxes.docker import DockerProvider
+from rollbook.sandboxes.nonce import read_nonce
+from rollbook.sandboxes.provider import GUEST_PORT, Endpoint, SandboxSpec
+
+CONTRACT = {"action_runtime": "exact-input", "desktop": {"screen_width": 1920, "screen_height": 1080}}
+
+
+def says(word: str, file: str) -> dict[str, Any]:
+    """A step whose output becomes a file of OSWorld's cache."""
+    return {"type": "execute", "parameters": {"command": ["echo", word], "stdout": file}}
+
+
+def expects(word: str, file: str) -> dict[str, Any]:
+    """An evaluator of such a file."""
+    return {
+        "func": "check_list",
+        "result": {"type": "cache_file", "path": file},
+        "expected": {"type": "rule", "rules": {"expect": [word]}},
+    }
+
+
+def two_files() -> dict[str, Any]:
+    """A task that is scored by what a setup step and a postconfig step printed."""
+    before, after = expects("before", "before.out"), expects("after", "after.out")
+    both = {key: [before[key], after[key]] for key in before}
+    return {
+        "id": str(uuid.uuid4()),
+        "instruction": "Nothing to do.",
+        "config": [says("before", "before.out")],
+        "evaluator": {"postconfig": [says("after", "after.out")], **both},
+    }
+
+
+@dataclass
+class Bench:
+    """A desktop and its driver; each job is another try, on another disk."""
+
+    driver: HttpDriver
+    guest: Endpoint
+    disk: Path
+    kept: dict[str, bytes]
+
+    async def keep(self, files: dict[str, bytes]) -> Files:
+        """A store of the test."""
+        refs = {}
+        for name, data in files.items():
+            sha256 = hashlib.sha256(data).hexdigest()
+            refs[name] = ArtifactRef(sha256=sha256, size_bytes=len(data), media_type="text/plain")
+            self.kept[sha256] = data
+        return refs
+
+    def job(self, task: dict[str, Any], files: Files | None = None) -> Job:
+        token = uuid.uuid4().hex
+        found = {name: self.kept[ref.sha256] for name, ref in (files or {}).items()}
+        return Job(task, CONTRACT, self.disk / token, timeout_s=60.0, token=token, files=found)
+
+    async def shell(self, command: str) -> str:
+        async with GuestClient(self.guest) as client:
+            return (await client.execute(["sh", "-c", command])).output
+
+
+def quiet(note: str) -> None:
+    """Nobody listens."""
+
+
+@pytest.fixture
+async def bench(
+    docker_client: docker.DockerClient, deployment_id: str, desktop_image: str, tmp_path: Path
+) -> AsyncIterator[Bench]:
+    provider = DockerProvider(deployment_id, max_desktops=8)
+    spec = SandboxSpec(
+        deployment=deployment_id,
+        rollout=f"b/os/{uuid.uuid4().hex}/0",
+        attempt=1,
+        image=desktop_image,
+        ready_timeout_s=120.0,
+        cleanup_timeout_s=30.0,
+    )
+    handle = await provider.create(spec)
+    guest = await provider.endpoint(handle.sandbox_id, GUEST_PORT)
+    desk = Desk(
+        provider="docker", sandbox_id=handle.sandbox_id, sandbox_key=spec.key, nonce=await read_nonce(guest, 10.0)
+    )
+    driver = HttpDriver(provider, desk, guest, await ensure_environment(log=lambda line: None))
+    yield Bench(driver, guest, tmp_path, {})
+    await driver.close()
+    await provider.stop(handle.sandbox_id)
+    await provider.close()
+
+
+async def test_what_commands_printed_reaches_the_evaluator_of_another_try(bench: Bench) -> None:
+    """OSWorld's getter `cache_file`: without the files the evaluator cannot look, and says so."""
+    task = two_files()
+    files = await bench.driver.prepare(bench.job(task), quiet, bench.keep)
+    assert await bench.driver.prepare(bench.job(task), quiet, bench.keep) == files, "a repeated try is told the same"
+    after = await bench.driver.postconfig(bench.job(task), quiet, bench.keep)
+    assert await bench.driver.postconfig(bench.job(task), quiet, bench.keep) == after
+    assert (list(files), list(after)) == (["before.out"], ["after.out"])
+    assert set(bench.kept.values()) == {b"before\n", b"after\n"}
+    for _ in range(2):
+        scored = await bench.driver.evaluate(bench.job(task, files | after), "DONE", quiet)
+        assert (scored.score, scored.reason) == (1.0, None), scored.detail
+    blind = await bench.driver.evaluate(bench.job(task, files), "DONE", quiet)
+    assert (blind.score, str(blind.reason)) == (None, "evaluator_error")
+    wrong = replace(bench.job(task), files={"before.out": b"before\n", "after.out": b"other\n"})
+    assert (await bench.driver.evaluate(wrong, "DONE", quiet)).score == 0.0
+
+
+async def test_an_end_that_says_nothing_of_its_files_is_an_interrupted_phase(bench: Bench) -> None:
+    task = two_files()
+    await bench.driver.prepare(bench.job(task), quiet, bench.keep)
+    await bench.driver.postconfig(bench.job(task), quiet, bench.keep)
+    for note in ("", "[]", '{"other": {"sha256": "' + "0" * 64 + '", "size_bytes": 1, "media_type": "x"}}'):
+        await bench.shell(f"for f in /tmp/.rollbook-phases/*.done; do printf '%s' '{note}' > $f; done")
+        with pytest.raises(SetupInterrupted):
+            await bench.driver.prepare(bench.job(task), quiet, bench.keep)
+        with pytest.raises(EvaluationInterrupted):
+            await bench.driver.postconfig(bench.job(task), quiet, bench.keep)
+
+
+async def test_a_desktop_without_the_runtimes_tools_fails_setup_and_says_what_is_missing(bench: Bench) -> None:
+    """Otherwise every action would fail there, and an honest-looking 0 would be the policy's."""
+    await bench.shell(
+        'd=$(python -m site --user-site); mkdir -p "$d"; echo \'raise ImportError("taken away")\' > "$d/pyautogui.py"'
+    )
+    with pytest.raises(SetupFailed, match=r"action_runtime: exact-input needs .* pyautogui.*taken away"):
+        await bench.driver.prepare(bench.job(two_files()), quiet, bench.keep)

@@ -1,0 +1,33 @@
+"""What setup and postconfig leave in OSWorld's cache for the evaluator, and what they cannot smuggle with it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rollbook.osworld import carried
+
+
+def test_names_that_steps_write() -> None:
+    steps = [
+        {"type": "execute", "parameters": {"command": "x", "stdout": "a.out", "stderr": "a.err"}},
+        {"type": "command", "parameters": {"command": "x", "stdout": "b.out"}},
+        {"type": "command", "parameters": {"command": "x", "stdout": "a.out"}},
+        {"type": "launch", "parameters": {"command": "x", "stdout": "never"}},
+        {"type": "execute", "parameters": {"stdout": "../up", "stderr": "sub/dir"}},
+        {"type": "execute", "parameters": {"stdout": "..", "stderr": ""}},
+        {"type": "execute", "parameters": None},
+        {"type": "execute"},
+    ]
+    assert carried.written_by(steps) == ["a.out", "a.err", "b.out"]
+
+
+def test_only_plain_files_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carried, "FILE_LIMIT_BYTES", 10)
+    cache = tmp_path / "cache"
+    carried.seed(cache, {"a.out": b"yes\n", "big": b"x" * 11})
+    (tmp_path / "secret").write_bytes(b"secret")
+    (cache / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(cache / "pipe")
+    (cache / "folder").mkdir()
+    assert carried.collect(cache, ["a.out", "big", "link", "pipe", "folder", "missing"]) == {"a.out": b"yes\n"}
