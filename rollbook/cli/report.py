@@ -143,7 +143,8 @@ def _print_samples(pass_k: list[Row], spread: Row | None) -> None:
     print_table(columns, cells)
     if spread and spread["success_rate_stderr"] is not None:
         say(
-            f"over {spread['samples']} samples: success of planned {spread['success_rate']:.4f} "
+            f"over {spread['samples']} samples of {spread['tasks']} {'task' if spread['tasks'] == 1 else 'tasks'}: "
+            f"success of planned {spread['success_rate']:.4f} "
             f"± {spread['success_rate_stderr']:.4f} (standard error between samples)"
         )
 

@@ -6,13 +6,14 @@
 import re
 from pathlib import Path
 
-from sqlalchemy import Boolean, CheckConstraint, Column, Double, ForeignKeyConstraint, Table
+from sqlalchemy import CheckConstraint, Column, ForeignKeyConstraint, Table, make_url
 
 from rollbook.ledger import tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "ledger.md"
 BEGIN, END = "<!-- tables: generated -->", "<!-- end of generated part -->"
 
+_POSTGRES = make_url("postgresql+psycopg://").get_dialect()()
 _SHORT = {"TIMESTAMP WITH TIME ZONE": "timestamptz", "DOUBLE PRECISION": "double"}
 _GROUPS = {
     "Catalog": ("artifact", "task", "task_set", "task_set_member", "policy_script", "policy_script_name"),
@@ -60,10 +61,8 @@ def _name(column: Column[object]) -> str:
 
 
 def _type(column: Column[object]) -> str:
-    kind = column.type
-    name = "boolean" if isinstance(kind, Boolean) else "double" if isinstance(kind, Double) else str(kind.compile())
-    name = _SHORT.get(name, name.lower()) if "TIMESTAMP" not in name else "timestamptz"
-    return name + ("" if not column.nullable or column.computed is not None else ", or NULL")
+    name = str(column.type.compile(dialect=_POSTGRES))
+    return _SHORT.get(name, name.lower()) + ("" if not column.nullable or column.computed is not None else ", or NULL")
 
 
 def _invariants(table: Table) -> list[str]:

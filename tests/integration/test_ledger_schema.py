@@ -108,7 +108,7 @@ async def test_upgrade_is_idempotent_and_reloads_changed_code(database_url: str,
         migrate.drop_code(connection)
         for view in ("episode_timeline", "live_sandboxes", "model_usage", "pass_k", "sample_spread", "training_rows"):
             connection.execute(text(f"DROP VIEW {view}"))
-        connection.execute(text("DROP VIEW rollout_result, current_admission"))
+        connection.execute(text("DROP VIEW rollout_result, admission_history, current_admission"))
     migrate.upgrade(database_url)
     with engine.connect() as connection:
         assert catalog(connection) == before

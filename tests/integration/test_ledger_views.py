@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from models.admission import AdmissionDecision
 from rollbook.ledger import Ledger
 from tests.integration.ledgerkit import Kit, rows
 
 pytest_plugins = ("tests.integration.ledger_fixtures",)
 
 PUBLIC = {
+    "admission_history",
     "current_admission",
     "rollout_result",
     "rollcall",
@@ -63,6 +65,7 @@ async def test_rollcall(played: Kit) -> None:
         ("(all)", 8, 4, 1, 2, 1, 1),
     ]
     assert (found[0]["admitted_reasons"], found[0]["masked_reasons"]) == ({"agent_done": 3}, {"timeout": 1})
+    assert found[0]["masked_admission_reasons"] == {"timeout": 1}
     for row in found:
         assert row["planned"] == row["admitted"] + row["masked"] + row["running"] + row["waiting"]
     counts = await played.ledger.counts(played.batch_id)
@@ -137,14 +140,49 @@ async def test_pass_k_of_a_batch(played: Kit) -> None:
     assert second["pass_at_k_of_admitted"] == pytest.approx(1)
 
 
+async def test_why_masked_is_the_decision_not_the_ending(kit: Kit) -> None:
+    """Two endings under one reason are summed, and one ending under two reasons is told apart."""
+    keys = await kit.keys(tasks={"ids": ["task-000"]}, samples=5)
+    for key in keys[:2]:
+        await kit.run(key)
+    await fail(kit, keys[2], "timeout")
+    await kit.claim(keys[3])
+    await kit.evaluate(keys[3], 1, "run-1", 0.0)
+    await kit.end(keys[3], 1, "run-1", terminal_action="FAIL")
+    for key, reason in zip((keys[0], keys[1], keys[3]), ("a popup", "leaked", "a popup"), strict=True):
+        mask = AdmissionDecision(policy_id="rollbook-manual-v1", admitted=False, reason=reason)
+        await kit.ledger.decide_admission(key, mask, decided_by="ann")
+    for row in await rows(kit.ledger, "SELECT * FROM rollcall WHERE batch_id = :b", b=kit.batch_id):
+        assert row["masked_reasons"] == {"agent_done": 2, "agent_fail": 1, "timeout": 1}
+        assert row["masked_admission_reasons"] == {"a popup": 2, "leaked": 1, "timeout": 1}
+
+
 async def test_sample_spread(played: Kit) -> None:
     """Sample 0: 1 success of 4 (scores 1, 0.5, 0, -); sample 1: 1 of 4 (masked, 1, -, -)."""
     (row,) = await rows(played.ledger, "SELECT * FROM sample_spread WHERE batch_id = :b", b=played.batch_id)
-    assert (row["samples"], row["success_rate"], row["success_rate_stddev"]) == (2, 0.25, 0.0)
+    assert (row["samples"], row["tasks"], row["success_rate"], row["success_rate_stddev"]) == (2, 4, 0.25, 0.0)
     means = (1.5 / 4, 1.0 / 4)
     spread = sqrt(sum((mean - sum(means) / 2) ** 2 for mean in means))
     assert row["mean_score_stddev"] == pytest.approx(spread)
     assert row["mean_score_stderr"] == pytest.approx(spread / sqrt(2))
+
+
+async def test_a_task_that_was_extended_alone_is_no_spread(kit: Kit) -> None:
+    """Six tasks that always end the same, one of them with three samples: runs over other tasks are not compared."""
+    keys = await kit.keys()
+    await kit.register(tasks={"ids": ["task-000"]}, samples=3, extend=True)
+    for key in await kit.planned():
+        await kit.run(key, score=1.0 if "/task-000/" in key else 0.0, steps=0)
+    (row,) = await rows(kit.ledger, "SELECT * FROM sample_spread WHERE batch_id = :b", b=kit.batch_id)
+    assert (len(keys), row["samples"], row["tasks"]) == (6, 3, 1)
+    assert (row["success_rate"], row["success_rate_stddev"], row["success_rate_stderr"]) == (1.0, 0.0, 0.0)
+    assert (row["mean_score"], row["mean_score_stddev"], row["mean_score_stderr"]) == (1.0, 0.0, 0.0)
+
+
+async def test_one_sample_has_no_spread(kit: Kit) -> None:
+    await kit.keys()
+    (row,) = await rows(kit.ledger, "SELECT * FROM sample_spread WHERE batch_id = :b", b=kit.batch_id)
+    assert (row["samples"], row["tasks"], row["success_rate"], row["success_rate_stddev"]) == (1, 6, 0.0, None)
 
 
 async def test_masked_members_do_not_vote(played: Kit) -> None:

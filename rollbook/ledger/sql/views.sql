@@ -56,6 +56,19 @@ WHERE NOT EXISTS (
       AND newer.scope = decision.scope AND newer.decision_index > decision.decision_index);
 COMMENT ON VIEW current_admission IS 'the decision in force per attempt and scope';
 
+-- By hand is what no rule of models.admission decided; a test compares the list with theirs.
+CREATE VIEW admission_history AS
+SELECT batch_id, rollout_key, attempt_index, scope, decision_index, admitted, policy_id, reason, decided_by, decided_at,
+       policy_id NOT IN ('osworld-runtime-admission-v1', 'exclude-in-doubt-v1', 'rollbook-training-admission-v1',
+           'rollbook-exact-training-admission-v1', 'legacy-mask-sample-v1', 'rollbook-reconciliation-v1') AS by_hand,
+       NOT EXISTS (
+           SELECT FROM admission AS newer
+           WHERE newer.rollout_key = decision.rollout_key AND newer.attempt_index = decision.attempt_index
+             AND newer.scope = decision.scope AND newer.decision_index > decision.decision_index) AS in_force,
+       evidence
+FROM admission AS decision JOIN rollout USING (rollout_key);
+COMMENT ON VIEW admission_history IS 'every decision ever made, also those that a later one replaced';
+
 CREATE VIEW rollout_result AS
 SELECT rollout.rollout_key, rollout.batch_id, rollout.domain, rollout.task_id, rollout.sample, rollout.state,
        coalesce(rollout.current_attempt, 0) AS attempts, rollout.selected_attempt,
@@ -84,17 +97,26 @@ WITH counted AS (
     FROM rollout_result AS result CROSS JOIN LATERAL (VALUES (result.domain), ('(all)')) AS part (domain)
     GROUP BY batch_id, part.domain
 ), reason AS (
-    SELECT batch_id, part.domain, termination_reason, admitted, count(*) AS number
+    SELECT batch_id, part.domain, admitted, termination_reason, coalesce(admission_reason, '(undecided)') AS decided,
+           count(*) AS number
     FROM rollout_result AS result CROSS JOIN LATERAL (VALUES (result.domain), ('(all)')) AS part (domain)
-    WHERE state = 'final' GROUP BY batch_id, part.domain, termination_reason, admitted
+    WHERE state = 'final' GROUP BY batch_id, part.domain, admitted, termination_reason, admission_reason
+), summed AS (
+    -- Rows of one key bear the same sum: jsonb_object_agg may keep any of them.
+    SELECT batch_id, domain, admitted, termination_reason, decided,
+           sum(number) OVER (PARTITION BY batch_id, domain, admitted, termination_reason)::bigint AS ended_so,
+           sum(number) OVER (PARTITION BY batch_id, domain, admitted, decided)::bigint AS decided_so
+    FROM reason
 ), reasons AS (
     SELECT batch_id, domain,
-           jsonb_object_agg(termination_reason, number) FILTER (WHERE admitted) AS admitted_reasons,
-           jsonb_object_agg(termination_reason, number) FILTER (WHERE NOT admitted) AS masked_reasons
-    FROM reason GROUP BY batch_id, domain
+           jsonb_object_agg(termination_reason, ended_so) FILTER (WHERE admitted) AS admitted_reasons,
+           jsonb_object_agg(termination_reason, ended_so) FILTER (WHERE NOT admitted) AS masked_reasons,
+           jsonb_object_agg(decided, decided_so) FILTER (WHERE NOT admitted) AS masked_admission_reasons
+    FROM summed GROUP BY batch_id, domain
 )
 SELECT batch_id, domain, planned, admitted, masked, running, waiting, queued,
-       coalesce(admitted_reasons, '{}') AS admitted_reasons, coalesce(masked_reasons, '{}') AS masked_reasons
+       coalesce(admitted_reasons, '{}') AS admitted_reasons, coalesce(masked_reasons, '{}') AS masked_reasons,
+       coalesce(masked_admission_reasons, '{}') AS masked_admission_reasons
 FROM counted LEFT JOIN reasons USING (batch_id, domain)
 ORDER BY batch_id, domain_rank(domain), domain;
 COMMENT ON VIEW rollcall IS 'per batch and domain: planned = admitted + masked + running + waiting, with reasons';
@@ -150,19 +172,26 @@ GROUP BY batch_id, k ORDER BY batch_id, k;
 COMMENT ON VIEW pass_k IS 'pass@k and pass^k per batch, averaged over the tasks that have k samples';
 
 CREATE VIEW sample_spread AS
-WITH run AS (
-    SELECT batch_id, sample, count(*) AS planned,
+WITH width AS NOT MATERIALIZED (
+    SELECT batch_id, count(DISTINCT sample) AS samples FROM rollout GROUP BY batch_id
+), task AS (
+    SELECT batch_id, task_id, count(*) AS samples FROM rollout GROUP BY batch_id, task_id
+), run AS (
+    SELECT batch_id, sample, count(*) AS tasks,
            count(*) FILTER (WHERE admitted AND score >= 1)::float8 / count(*) AS success_rate,
            coalesce(sum(score) FILTER (WHERE admitted), 0) / count(*) AS mean_score
-    FROM rollout_result GROUP BY batch_id, sample
+    FROM rollout_result JOIN task USING (batch_id, task_id) JOIN width USING (batch_id, samples)
+    GROUP BY batch_id, sample
 )
-SELECT batch_id, count(*) AS samples, avg(success_rate) AS success_rate,
+SELECT batch_id, samples, avg(success_rate) AS success_rate,
        stddev_samp(success_rate) AS success_rate_stddev,
-       stddev_samp(success_rate) / sqrt(count(*)) AS success_rate_stderr,
+       stddev_samp(success_rate) / sqrt(samples) AS success_rate_stderr,
        avg(mean_score) AS mean_score, stddev_samp(mean_score) AS mean_score_stddev,
-       stddev_samp(mean_score) / sqrt(count(*)) AS mean_score_stderr
-FROM run GROUP BY batch_id ORDER BY batch_id;
-COMMENT ON VIEW sample_spread IS 'run-to-run spread: each sample index is one run over the tasks, of planned';
+       stddev_samp(mean_score) / sqrt(samples) AS mean_score_stderr,
+       coalesce(max(tasks), 0) AS tasks
+FROM width LEFT JOIN run USING (batch_id) GROUP BY batch_id, samples ORDER BY batch_id;
+COMMENT ON VIEW sample_spread IS
+    'run-to-run spread, of planned: each sample index is one run over the tasks that have every sample';
 
 -- Training ----------------------------------------------------------------------------------------------------
 
