@@ -266,9 +266,11 @@ def test_a_reply_that_follows_the_prompt_is_understood(protocol_id: str) -> None
     spoken = protocol(protocol_id)
     if tools := spoken.tools():
         names = tools[0]["function"]["parameters"]["properties"]["action"]["enum"]
-        arguments = {"coordinate": [0.1, 0.2], "direction": "up", "text": "a", "keys": ["a"], "status": "success"}
+        at = {"coordinate": [0.1, 0.2]}
+        needed = {"type": {"text": "a"}, "keypress": {"keys": ["a"]}, "terminate": {"status": "success"}}
+        needed |= {"move": at, "drag": at, "scroll": {"direction": "up"}}
         for name in names:
-            call = {"function": {"name": "computer", "arguments": {"action": name, **arguments}}}
+            call = {"function": {"name": "computer", "arguments": {"action": name, **needed.get(name, {})}}}
             assert spoken.parse(ReplyView("", None, [call]), SCREEN, SENT).error is None
         return
     system = texts(spoken.render(inputs(FIXED_2, [])))[0]

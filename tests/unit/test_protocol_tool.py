@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rollbook.desktop.runtimes import runtime
 from rollbook.policies.protocols.base import CoordinateType, Parsed, ReplyView, Size
 from rollbook.policies.protocols.registry import protocol
-from rollbook.policies.protocols.toolcalls import ACTIONS
+from rollbook.policies.protocols.toolactions import ACTIONS
+from rollbook.policies.protocols.toolcalls import ALIASES, OFFERED, UNDERSTOOD
 
 SCREEN = (1920, 1080)
 
@@ -75,11 +76,144 @@ pyautogui.mouseUp()"""
         ("keypress", {"keys": "ctrl+shift+t"}, "pyautogui.hotkey('ctrl', 'shift', 't')"),
         ("key", {"text": "Page_Down"}, "pyautogui.press('pagedown')"),
         ("keypress", {"keys": ["A"]}, "pyautogui.press('A')"),
-        ("wait", {"time": 2}, "WAIT"),
+        ("wait", {}, "WAIT"),
     ],
 )
 def test_actions_as_code(action: str, arguments: dict[str, Any], code: str) -> None:
     assert does(action, **arguments).actions == [code]
+
+
+SHIFT_CLICK = "pyautogui.keyDown('shift')\npyautogui.click(1, 2)\npyautogui.keyUp('shift')"
+CTRL_SHIFT_SCROLL = """pyautogui.keyDown('ctrl')
+pyautogui.keyDown('shift')
+pyautogui.scroll(-3, 1, 2)
+pyautogui.keyUp('shift')
+pyautogui.keyUp('ctrl')"""
+HELD = """pyautogui.keyDown('shift')
+pyautogui.keyDown('a')
+time.sleep(1.5)
+pyautogui.keyUp('a')
+pyautogui.keyUp('shift')"""
+
+ANTHROPIC = [
+    ({"action": "left_click", "coordinate": [1, 2], "text": "shift"}, SHIFT_CLICK),
+    (
+        {"action": "scroll", "coordinate": [1, 2], "scroll_direction": "down", "scroll_amount": 3},
+        "pyautogui.scroll(-3, 1, 2)",
+    ),
+    (
+        {
+            "action": "scroll",
+            "coordinate": [1, 2],
+            "scroll_direction": "down",
+            "scroll_amount": 3,
+            "text": "ctrl+shift",
+        },
+        CTRL_SHIFT_SCROLL,
+    ),
+    ({"action": "left_click_drag", "start_coordinate": [1, 2], "coordinate": [3, 4]}, DRAG),
+    ({"action": "left_mouse_down"}, "pyautogui.mouseDown()"),
+    ({"action": "left_mouse_up"}, "pyautogui.mouseUp()"),
+    ({"action": "key", "text": "Down", "repeat": 2}, "pyautogui.press('down')\npyautogui.press('down')"),
+    ({"action": "hold_key", "text": "shift+A", "duration": 1.5}, HELD),
+    ({"action": "wait", "duration": 2}, "time.sleep(2)"),
+]
+OPENAI = [
+    ({"type": "click", "button": "left", "x": 1, "y": 2}, "pyautogui.click(1, 2)"),
+    ({"type": "click", "button": "wheel", "x": 1, "y": 2}, "pyautogui.click(1, 2, button='middle')"),
+    ({"type": "click", "button": "left", "x": 1, "y": 2, "keys": ["SHIFT"]}, SHIFT_CLICK),
+    ({"type": "click", "button": "left", "x": 1, "y": 2, "keys": None}, "pyautogui.click(1, 2)"),
+    ({"type": "click", "button": "left", "x": 1, "y": 2, "keys": []}, "pyautogui.click(1, 2)"),
+    ({"type": "double_click", "x": 1, "y": 2}, "pyautogui.doubleClick(1, 2)"),
+    ({"type": "drag", "path": [{"x": 1, "y": 2}, {"x": 3, "y": 4}]}, DRAG),
+    ({"type": "keypress", "keys": ["CTRL", "A"]}, "pyautogui.hotkey('ctrl', 'a')"),
+    ({"type": "move", "x": 1, "y": 2}, "pyautogui.moveTo(1, 2)"),
+    ({"type": "scroll", "x": 1, "y": 2, "scroll_x": 0, "scroll_y": 300}, "pyautogui.scroll(-3, 1, 2)"),
+    (
+        {"type": "scroll", "x": 1, "y": 2, "scroll_x": -40, "scroll_y": -250},
+        "pyautogui.scroll(2, 1, 2)\npyautogui.hscroll(-1, 1, 2)",
+    ),
+    ({"type": "type", "text": "a"}, "pyautogui.typewrite('a')"),
+    ({"action": {"type": "click", "button": "left", "x": 1, "y": 2}}, "pyautogui.click(1, 2)"),
+]
+QWEN = [
+    ({"action": "left_click", "coordinate": "[1, 2]"}, "pyautogui.click(1, 2)"),
+    ({"action": "left_click", "coordinate": "(1.0, 2)"}, "pyautogui.click(1, 2)"),
+    ({"action": "left_click", "coordinate": ["1", " 2 "]}, "pyautogui.click(1, 2)"),
+    ({"action": "left_click", "x": "1", "y": "2"}, "pyautogui.click(1, 2)"),
+    ({"action": "mouse_move", "coordinate": [1, 2]}, "pyautogui.moveTo(1, 2)"),
+    ({"action": "hover", "coordinate": [1, 2]}, "pyautogui.moveTo(1, 2)"),
+    ({"action": "key", "keys": ["ctrl", "c"]}, "pyautogui.hotkey('ctrl', 'c')"),
+    ({"action": "key", "keys": '["ctrl", "c"]'}, "pyautogui.hotkey('ctrl', 'c')"),
+    ({"action": "key", "keys": ["["]}, "pyautogui.press('[')"),
+    ({"action": "key", "text": "["}, "pyautogui.press('[')"),
+    ({"action": "scroll", "coordinate": [1, 2], "pixels": -500}, "pyautogui.scroll(-5, 1, 2)"),
+    ({"action": "scroll", "pixels": 5}, "pyautogui.scroll(1)"),
+    ({"action": "scroll", "direction": "up", "amount": "3"}, "pyautogui.scroll(3)"),
+    ({"action": "wait", "time": "2.5"}, "time.sleep(2.5)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code"), [*ANTHROPIC, *OPENAI, *QWEN])
+def test_what_models_know_from_other_computer_tools(arguments: dict[str, Any], code: str) -> None:
+    parsed = parse(call(json.dumps(arguments), "computer_use"))
+    assert (parsed.actions, parsed.error) == ([code], None)
+    compile(runtime("canonical").code(code), "action", "exec")
+
+
+def test_a_long_wait_is_several_actions() -> None:
+    """Of at most ten seconds, so that none outlasts the contract's action timeout."""
+    assert does("wait", time=25).actions == ["time.sleep(10)", "time.sleep(10)", "time.sleep(5)"]
+    assert does("wait", seconds=10).actions == ["time.sleep(10)"]
+    assert sum(float(action[11:-1]) for action in does("wait", duration=300).actions) == 300
+
+
+@pytest.mark.parametrize(("status", "ending"), [("SUCCESS", "DONE"), (" Failure", "FAIL"), ("success", "DONE")])
+def test_status_in_any_case(status: str, ending: str) -> None:
+    assert does("terminate", status=status).terminal_action == ending
+
+
+CLICK = {"coordinate": [1, 2], "button": "left", "keys": ["ctrl"]}
+USED: dict[str, dict[str, Any]] = {
+    **{name: CLICK for name in ("click", "double_click", "triple_click", "mouse_down", "mouse_up")},
+    "right_click": CLICK | {"button": "right"},
+    "middle_click": CLICK | {"button": "middle"},
+    "move": {"coordinate": [1, 2]},
+    "drag": {"start_coordinate": [1, 2], "coordinate": [3, 4], "button": "left", "keys": ["ctrl"]},
+    "scroll": {"coordinate": [1, 2], "direction": "up", "amount": 2, "keys": ["ctrl"]},
+    "type": {"text": "a"},
+    "keypress": {"keys": ["a"], "repeat": 2},
+    "hold_key": {"keys": ["a"], "duration": 1},
+    "wait": {"duration": 1},
+    "screenshot": {},
+    "terminate": {"status": "success"},
+}
+"""All that each action knows, in one name each."""
+
+STRAY: dict[str, Any] = (
+    {"coordinate": [1, 2], "start_coordinate": [1, 2], "button": "left", "direction": "up", "amount": 2, "text": "b"}
+    | {"keys": ["ctrl"], "status": "success", "duration": 1, "repeat": 2, "x": 1, "path": [[1, 2], [3, 4]]}
+    | {"clicks": 2, "num_clicks": 2, "enter": True, "Coordinate": [1, 2], "scroll_x": 1, "pixels": 9, "": 0}
+)
+
+
+@pytest.mark.parametrize("action", UNDERSTOOD)
+def test_every_argument_is_used_or_refused(action: str) -> None:
+    """Nothing is left out without a word: neither what the tool does not know nor what the action does not."""
+    used = USED[action]
+    assert does(action, **used).error is None
+    for name, value in STRAY.items():
+        if name not in used:
+            parsed = does(action, **used, **{name: value})
+            assert (parsed.actions, parsed.terminal_action, parsed.failure_kind) == ([], None, "unparseable"), name
+            assert (parsed.error or "").startswith(f"{action}: ")
+        assert does(action, **({name: None} | used)).error is None, "null is not given"
+
+
+def test_each_known_action_has_a_meaning() -> None:
+    assert set(ACTIONS) == set(UNDERSTOOD) == set(USED)
+    assert set(ALIASES.values()) <= set(ACTIONS)
+    assert UNDERSTOOD[: len(OFFERED)] == OFFERED
 
 
 def test_terminate_and_what_follows_it() -> None:
@@ -136,7 +270,37 @@ def test_the_action_may_be_the_function_name() -> None:
         ({"function": None}, "name and arguments"),
         (call({"action": "click", "coordinate": [1]}), "two numbers"),
         (call({"action": "click", "coordinate": [True, 1]}), "two numbers"),
-        (call({"action": "click", "coordinate": "1, 2"}), "two numbers"),
+        (call({"action": "click", "coordinate": "1 2"}), "two numbers"),
+        (call({"action": "click", "coordinate": "[1, 2, 3]"}), "two numbers"),
+        (call({"action": "click", "coordinate": [1, 2, 3, 4]}), "two numbers"),
+        (call({"action": "click", "coordinate": {"x": 1, "y": 2, "z": 3}}), "two numbers"),
+        (call({"action": "click", "coordinate": ["nan", "1"]}), "two numbers"),
+        (call({"action": "click", "coordinate": ["1e999", "1"]}), "not a place"),
+        (call({"action": "click", "coordinate": [1, 2], "x": 1, "y": 2}), "not both"),
+        (call({"action": "click", "keys": ["a"]}), "only ctrl, shift, alt and win"),
+        (call({"action": "click", "keys": ["shift"], "text": "ctrl"}), "not both"),
+        (call({"action": "click", "button": "back"}), "button"),
+        (call({"action": "right_click", "button": "left"}), "button"),
+        (call({"action": "drag", "coordinate": [1, 2], "button": "right"}), "button"),
+        (call({"action": "zoom", "region": [1, 2, 3, 4]}), "no such tool call"),
+        (call({"action": "cursor_position"}), "no such tool call"),
+        (call({"action": "answer", "text": "42"}), "no such tool call"),
+        (call({"type": "fly"}), "type 'fly'"),
+        (call({"action": "scroll", "pixels": 0}), "must not be 0"),
+        (call({"action": "scroll", "scroll_x": 0, "scroll_y": 0}), "must not be 0"),
+        (call({"action": "scroll", "pixels": 1e9}), "pixels"),
+        (call({"action": "scroll", "pixels": 5, "direction": "up"}), "in one way"),
+        (call({"action": "scroll", "scroll_direction": "up", "direction": "up"}), "not both"),
+        (call({"action": "wait", "time": 0}), "duration"),
+        (call({"action": "wait", "time": 301}), "duration"),
+        (call({"action": "wait", "time": "soon"}), "duration"),
+        (call({"action": "wait", "time": True}), "duration"),
+        (call({"action": "wait", "time": 1, "duration": 1}), "not both"),
+        (call({"action": "hold_key", "text": "a"}), "duration is required"),
+        (call({"action": "hold_key", "text": "a", "duration": 60}), "duration"),
+        (call({"action": "key", "text": "a", "repeat": 1000}), "repeat"),
+        (call({"action": "keypress", "keys": '["ctrl", '}), "list of key names"),
+        (call({"action": "terminate", "status": "done"}), "success or failure"),
         (call({"action": "click", "x": 1}), "two numbers"),
         (call({"action": "click", "coordinate": [10**400, 1]}), "too large"),
         (call('{"action": "click", "coordinate": [1e999, 1]}'), "not JSON"),
@@ -148,7 +312,8 @@ def test_the_action_may_be_the_function_name() -> None:
         (call({"action": "drag", "path": [[1, 2]]}), "at least two"),
         (call({"action": "scroll"}), "direction"),
         (call({"action": "scroll", "direction": "up", "amount": 0}), "amount"),
-        (call({"action": "scroll", "direction": "up", "amount": "3"}), "amount"),
+        (call({"action": "scroll", "direction": "up", "amount": "three"}), "amount"),
+        (call({"action": "scroll", "direction": "up", "amount": 1.5}), "amount"),
         (call({"action": "type"}), "text"),
         (call({"action": "type", "text": ""}), "text"),
         (call({"action": "type", "text": "a" * 20_001}), "at most"),
@@ -200,8 +365,9 @@ JSON = st.recursive(
     max_leaves=6,
 )
 ARGUMENTS = st.fixed_dictionaries(
-    {"action": st.sampled_from(list(ACTIONS)) | JSON},
+    {"action": st.sampled_from([*ACTIONS, *ALIASES]) | JSON},
     optional={name: JSON for name in ("start_coordinate", "path", "direction", "amount", "keys", "status", "button")}
+    | {name: JSON for name in ("type", "x", "y", "pixels", "scroll_x", "scroll_y", "duration", "repeat")}
     | {"coordinate": JSON | st.lists(st.floats(0, 1), min_size=2, max_size=2), "text": JSON | st.text()},
 )
 CALLS = st.lists(

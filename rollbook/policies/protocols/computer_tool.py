@@ -19,7 +19,8 @@ from rollbook.policies.protocols.conversation import Message, conversation, guid
 from rollbook.policies.protocols.coordinates import Projection
 from rollbook.policies.protocols.sections import split_thinking
 from rollbook.policies.protocols.source import Unusable
-from rollbook.policies.protocols.toolcalls import ACTIONS, meaning, read_calls, without_calls
+from rollbook.policies.protocols.toolactions import meaning
+from rollbook.policies.protocols.toolcalls import OFFERED, read_calls, without_calls
 
 _SYSTEM = """You operate a Linux desktop to fulfil a task. At every step you see a screenshot and choose what to do.
 
@@ -109,7 +110,7 @@ def _tool(options: ProtocolOptions) -> dict[str, Any]:
         "status": "For terminate.",
     }
     shapes: dict[str, dict[str, Any]] = {
-        "action": {"type": "string", "enum": list(ACTIONS)},
+        "action": {"type": "string", "enum": list(OFFERED)},
         "coordinate": point,
         "start_coordinate": point,
         "button": {"type": "string", "enum": ["left", "middle", "right"]},
