@@ -34,9 +34,9 @@ class ReplayPolicy(Input):
 
     kind: Literal["replay"]
     rollout: str | None = Field(default=None, min_length=1, max_length=500)
-    """Key of one recorded rollout; its task is played, every other task of the set does nothing."""
+    """Key of one recorded rollout; its task is the only one that can be selected."""
     batch: Name | None = None
-    """A recorded batch instead: each task plays its first sample that was admitted."""
+    """A recorded batch instead: each task plays its first sample that was admitted, and must have one."""
     attempt: int | None = Field(default=None, ge=1)
     """With `rollout`: this attempt instead of the selected one."""
 

@@ -8,10 +8,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.batch import RegisterBatch, Resolved, contract_digest, contract_of, difference
 from models.identity import BATCH_ID
+from models.policy import Policy, ReplayPolicy
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import tables
 from rollbook.ledger.caller import Identity, identities, require_identity
-from rollbook.ledger.catalog import find_task_set, members_of
+from rollbook.ledger.catalog import find_task_set, members_of, script_body
 from rollbook.ledger.records import Registered
 from rollbook.ledger.selection import Member, Planned, compare, select_tasks
 
@@ -56,6 +57,7 @@ async def register_batch(
     chosen = select_tasks(await members_of(conn, task_set.set_digest), request.spec.tasks)
     identity = identities(request.spec, [task.task_id for task in chosen])
     contract = contract_of(request.spec, resolved)
+    await _require_steps(conn, request.spec.policy, resolved.script_digest, chosen)
     await _open(conn, request, deployment_id, contract)
     await _lock(conn, request, deployment_id, contract)
     compare(await _planned(conn, request.batch_id), chosen, request.spec.samples, extend=request.spec.extend)
@@ -63,6 +65,24 @@ async def register_batch(
     added = await _plan(conn, request, chosen, identity)
     await _launch(conn, request, deployment_id, task_set.set_digest, added)
     return await _registered(conn, request.batch_id, added)
+
+
+async def _require_steps(
+    conn: AsyncConnection, policy: Policy, script_digest: str | None, chosen: list[Member]
+) -> None:
+    """Refuse a script without steps for a chosen task: it would do nothing there until the step limit, and earn a 0."""
+    if script_digest is None:
+        return
+    script = await script_body(conn, script_digest)
+    without = [task.task_id for task in chosen if task.task_id not in script["tasks"]]
+    if not without or script.get("default") is not None:
+        return
+    names = ", ".join(without[:20]) + (f" and {len(without) - 20} more" if len(without) > 20 else "")
+    if isinstance(policy, ReplayPolicy):
+        field, what = ("policy.rollout" if policy.rollout else "policy.batch"), "nothing is recorded"
+    else:
+        field, what = "policy.script", "the script has no steps and no 'default'"
+    raise InvalidInput(f"{field}: {what} for {names}; leave them out with tasks.ids or tasks.exclude_ids")
 
 
 async def _registered(conn: AsyncConnection, batch_id: str, added: int) -> Registered:

@@ -70,7 +70,9 @@ async def batch(ledger: Ledger, store: ArtifactStore) -> AsyncIterator[Kit]:
     """A whole batch with everything in it: failures, retries, a superseded result, a decision by hand, evidence."""
     kit = Kit(ledger, batch_id=f"b-{uuid.uuid4().hex[:10]}", tasks=make_tasks(6))
     await ledger.register_task_set("tasks", kit.tasks)
-    script = await ledger.register_script("script", {"tasks": {}, "note": kit.batch_id})
+    script = await ledger.register_script(
+        "script", {"tasks": {}, "default": {"steps": [{"actions": ["WAIT"]}]}, "note": kit.batch_id}
+    )
     for launch in ("l-1", "l-2"):
         request = RegisterBatch(
             batch_id=kit.batch_id,

@@ -1,6 +1,7 @@
 """Registration: every rollout is a row before it runs; relaunches add nothing that was not asked for."""
 
 import asyncio
+import uuid
 from typing import Any
 
 import pytest
@@ -172,3 +173,27 @@ async def test_queued_is_skipped_by_an_episode_that_was_faster(kit: Kit) -> None
     await kit.claim(keys[0])
     assert await kit.ledger.mark_queued(keys[:2]) == [keys[1]]
     assert (await kit.row(keys[0]))["state"] == "running"
+
+
+async def test_a_script_without_steps_for_a_chosen_task_is_refused(kit: Kit) -> None:
+    """It would do nothing there until the step limit, and earn a 0 as if the policy had tried."""
+    steps = {"steps": [{"actions": ["DONE"]}]}
+
+    async def register(spec: dict[str, Any], script: dict[str, Any]) -> int:
+        digest = await kit.ledger.register_script(f"s-{uuid.uuid4().hex[:8]}", script)
+        request = RegisterBatch(
+            batch_id=kit.batch_id, namespace=NAMESPACE, spec=spec_of(**spec), launch_id=uuid.uuid4().hex
+        )
+        resolved = Resolved(desktop_image="i", evaluator_revision="1", script_digest=digest)
+        return (await kit.ledger.register_batch(request, deployment_id="test", resolved=resolved)).planned
+
+    scripted: dict[str, Any] = {"policy": {"kind": "scripted", "script": "s"}}
+    one = {"tasks": {"task-001": steps}}
+    with pytest.raises(InvalidInput, match=r"policy\.script: the script has no steps .* for task-000, task-00[0-9]"):
+        await register(scripted, one)
+    with pytest.raises(InvalidInput, match=r"policy\.batch: nothing is recorded for .*tasks\.exclude_ids"):
+        await register({"policy": {"kind": "replay", "batch": "b"}}, one)
+    assert await rows(kit.ledger, "SELECT 1 FROM batch WHERE batch_id = :b", b=kit.batch_id) == []
+    assert await register(scripted | {"tasks": {"ids": ["task-001"]}}, one) == 1
+    with pytest.raises(SpecConflict):
+        await register(scripted | {"extend": True}, one | {"default": steps})
