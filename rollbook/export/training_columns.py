@@ -9,7 +9,7 @@ from typing import Any
 from models.identity import canonical_json
 from rollbook.errors import InvalidInput
 
-LAYOUT = "rollbook-training-parquet-v1"
+LAYOUT = "rollbook-training-parquet-v2"
 """Version of these columns; another one when a column comes, goes or changes its type."""
 
 Kind = str | list[Any] | dict[str, Any]
@@ -42,7 +42,7 @@ COLUMNS: dict[str, Kind] = {
     },
     "trajectory_id": "text",
     "execution_id": "text",
-    "group": {"members": "int", "valid": "int", "baseline": "float", "advantage": "float"},
+    "group": {"planned": "int", "members": "int", "valid": "int", "baseline": "float", "advantage": "float"},
     "outcome": {
         "termination_reason": "text",
         "score": "float",

@@ -9,7 +9,7 @@ from rollbook.evidence.segments import Placed, place
 from rollbook.ledger.identity import policy_name
 from rollbook.ledger.recorded import Row
 
-SCHEMA = "rollbook-training-v1"
+SCHEMA = "rollbook-training-v2"
 
 _CALL = (
     "step",
@@ -59,6 +59,7 @@ def rollout_head(loaded: Loaded, member: Row) -> dict[str, Any]:
         "trajectory_id": loaded.trajectory_id,
         "execution_id": str(attempt.attempt["execution_id"]),
         "group": {
+            "planned": member["group_planned"],
             "members": member["group_members"],
             "valid": member["group_valid"],
             "baseline": member["group_baseline"],

@@ -29,7 +29,11 @@ _OUTCOME = text("SELECT * FROM outcome WHERE rollout_key = :key AND attempt_inde
 _CALLS = text(
     "SELECT * FROM model_call WHERE rollout_key = :key AND attempt_index = :attempt ORDER BY step, parse_attempt"
 )
-_TURNS = text("SELECT * FROM turn WHERE rollout_key = :key AND attempt_index = :attempt ORDER BY step")
+_TURNS = text("""
+    SELECT turn.*, artifact.size_bytes AS screenshot_bytes
+    FROM turn LEFT JOIN artifact ON artifact.sha256 = turn.screenshot_sha256
+    WHERE rollout_key = :key AND attempt_index = :attempt ORDER BY step
+""")
 _DECISIONS = text("""
     SELECT scope, admitted, reason, policy_id, decided_by, decision_index FROM current_admission
     WHERE rollout_key = :key AND attempt_index = :attempt ORDER BY scope
@@ -37,8 +41,8 @@ _DECISIONS = text("""
 
 
 _MEMBERS = text("""
-    SELECT rollout_key, group_members, group_valid, group_baseline, group_advantage, training_admitted,
-           training_reason, trainable
+    SELECT rollout_key, group_planned, group_members, group_valid, group_baseline, group_advantage,
+           training_admitted, training_reason, trainable
     FROM training_rows WHERE batch_id = :batch_id
 """)
 

@@ -166,7 +166,14 @@ def test_admission_and_completeness_are_reported_apart() -> None:
     assert trajectory_contract(loaded(APPENDING))["training_eligibility"]["status"] == "requires_runtime_admission"
 
 
-MEMBER = {"group_members": 1, "group_valid": 1, "group_baseline": 1.0, "group_advantage": None, "trainable": True}
+MEMBER = {
+    "group_planned": 1,
+    "group_members": 1,
+    "group_valid": 1,
+    "group_baseline": 1.0,
+    "group_advantage": None,
+    "trainable": True,
+}
 
 
 def test_loss_bears_what_was_sampled_and_admitted() -> None:

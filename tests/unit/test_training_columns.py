@@ -53,7 +53,7 @@ def test_every_column_takes_its_kind_and_null() -> None:
     [
         ({"mood": "good"}, "cannot hold mood: no column"),
         ({"group": {**row()["group"], "median": 0.5}}, "cannot hold group.median: no column"),
-        ({"group": {"members": 3}}, "cannot hold group.valid: not in the row"),
+        ({"group": {"planned": 3, "members": 3}}, "cannot hold group.valid: not in the row"),
         ({"sample": 1.5}, "cannot hold sample: float in a column of int"),
         ({"sample": True}, "cannot hold sample: bool in a column of int"),
         ({"policy": ["noop"]}, "cannot hold policy: list in a column of text"),

@@ -225,9 +225,11 @@ SELECT rollout_key, batch_id, contract_digest, purpose, domain, task_id, task_di
        runtime_admitted AND training_admitted AND identity_source = 'caller' AS trainable,
        count(*) OVER peers AS group_members,
        count(*) FILTER (WHERE runtime_admitted) OVER peers AS group_valid,
-       avg(reward) FILTER (WHERE runtime_admitted) OVER peers AS group_baseline,
+       -- exact, so that the order in which rows are read decides no bit: float8 adds up differently in another order
+       (avg(reward::text::numeric) FILTER (WHERE runtime_admitted) OVER peers)::float8 AS group_baseline,
        CASE WHEN runtime_admitted AND count(*) FILTER (WHERE runtime_admitted) OVER peers >= 2
-            THEN reward - avg(reward) FILTER (WHERE runtime_admitted) OVER peers END AS group_advantage,
+            THEN reward - (avg(reward::text::numeric) FILTER (WHERE runtime_admitted) OVER peers)::float8
+            END AS group_advantage,
        group_planned
 FROM member WINDOW peers AS (PARTITION BY batch_id, group_id);
 COMMENT ON VIEW training_rows IS
