@@ -34,7 +34,7 @@ class ImportedRow(Wire):
     steps: int = 0
     detail: str = ""
     said: dict[str, Any] = {}
-    """The row's own words about admission, score and reward, and the digest of the whole row."""
+    """The row's own words about admission, score, reward and identity, and the digest of the whole row."""
 
 
 def read_row(raw: Any, reward_mode: RewardMode) -> ImportedRow:
@@ -205,8 +205,19 @@ def _steps(raw: dict[str, Any]) -> int:
 
 
 _KEPT = ("mask_sample", "runtime_eligible", "evaluation_completed", "termination_reason", "score", "reward")
+_IDENTITY = (
+    "schema_version",
+    "rollout_id",
+    "group_id",
+    "task_id",
+    "rollout_index",
+    "attempt_index",
+    "sampling_event_id",
+    "source_group_id",
+)
 
 
 def _said(raw: dict[str, Any]) -> dict[str, Any]:
     said = {name: value for name in _KEPT if (value := _find(raw, name)) is not None}
-    return said | {"row_sha256": digest(raw)}
+    identity = {name: value for name in _IDENTITY if (value := _member(raw, "trajectory_identity", name)) is not None}
+    return said | ({"trajectory_identity": identity} if identity else {}) | {"row_sha256": digest(raw)}

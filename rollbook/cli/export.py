@@ -61,7 +61,9 @@ def gym(batch: BatchArgument, out: Out = None, partial: Partial = False, as_json
         found = settings()
         target = (out or Path(f"{batch}.gym.jsonl")).absolute()
         async with open_ledger(found) as ledger:
-            done = await export_gym(ledger, ArtifactStore.open(found.artifacts), batch, target, partial=partial)
+            done = await export_gym(
+                ledger, ArtifactStore.open(found.artifacts), batch, target, partial=partial, progress=_progress
+            )
         if as_json:
             print_json(done)
         else:

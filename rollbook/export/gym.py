@@ -1,55 +1,71 @@
-"""The NeMo-Gym export: `<stem>.jsonl`, its failures, its inputs, its metrics (upstream contract §2.2, §7.4)."""
+"""The NeMo-Gym export: `<stem>.jsonl`, its failures, its inputs, its metrics (upstream contract §2.2, §7.4).
 
+Rows go to disk as they are made, one attempt at a time: what is held in memory is the evidence of one attempt.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rollbook.errors import InvalidInput
 from rollbook.evidence.load import Artifacts, load_calls
-from rollbook.export.files import line, parent_of, write_whole
-from rollbook.export.gym_rows import failure_row, input_row, result_row
+from rollbook.export.files import FileSet, line, parent_of
+from rollbook.export.gym_metrics import aggregate_metrics
+from rollbook.export.gym_rows import failure_row, input_row, replaced_row, result_row
 from rollbook.ledger import Ledger
-from rollbook.ledger.recorded import Row
+from rollbook.ledger.recorded import Recorded, Row
 
 
 async def export_gym(
-    ledger: Ledger, artifacts: Artifacts, batch_id: str, out: Path, *, partial: bool = False
+    ledger: Ledger,
+    artifacts: Artifacts,
+    batch_id: str,
+    out: Path,
+    *,
+    partial: bool = False,
+    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Any]:
-    """Write the four files next to `out` (`<stem>.jsonl`); what is in them.
+    """Write the four files next to `out` (`<stem>.jsonl`), as a set; how many rows are in them, and their digests.
 
-    Measured rollouts go to the main file; every masked attempt goes to the sidecar. Raises InvalidInput for an unknown
-    batch, and for one that is not whole unless `partial`.
+    The result of a final rollout is its selected attempt: in the main file when admitted, in the sidecar and terminal
+    when masked. Every other attempt that ended is in the sidecar and not terminal. Raises InvalidInput for an unknown
+    batch, for one that is not whole unless `partial`, and for one that was decided anew meanwhile.
     """
     batch = await ledger.batch_of(batch_id)
     planned = await ledger.rollouts_of(batch_id)
     missing = [row["rollout_key"] for row in planned if row["state"] != "final"]
     if missing and not partial:
         raise InvalidInput(f"batch: {len(missing)} of {len(planned)} rollouts are not final; say --partial")
-    tasks = _task_indexes(planned)
-    results, failures, inputs = [], [], []
-    for row in planned:
-        index = tasks[row["task_id"]]
-        if row["selected_attempt"] is None:
-            inputs.append(await _input(ledger, row["rollout_key"], batch["contract"], index))
-            continue
-        selected = await ledger.recorded(row["rollout_key"])
-        inputs.append(line(input_row(selected.rollout, selected.rollout["document"], batch["contract"], index)))
-        for attempt in range(1, (selected.rollout["current_attempt"] or 0) + 1):
-            one = await load_calls(await ledger.recorded(row["rollout_key"], attempt), artifacts)
-            admitted = bool(one.attempt.decision("runtime")["admitted"])
-            if one.attempt.outcome is None:
-                continue
-            if attempt == row["selected_attempt"] and admitted:
-                results.append(line(result_row(one, index)))
-            elif not admitted:
-                last = attempt == selected.rollout["current_attempt"] and row["state"] == "final"
-                failures.append(line(failure_row(one, index, terminal=last)))
-    metrics = await _metrics(ledger, planned, batch, failures=len(failures))
-    return _write(out, results, failures, inputs, metrics)
+    parent_of(out)
+    paths = _paths(out)
+    with FileSet(*paths.values()) as files:  # the main file last: it is the marker
+        export = _Export(ledger, artifacts, batch["contract"], files, paths)
+        tasks = _task_indexes(planned)
+        for number, row in enumerate(planned, 1):
+            await export.rollout(row, tasks[row["task_id"]])
+            progress(number, len(planned))
+        if export.rows["results"] != sum(row["admitted"] for row in planned):
+            raise InvalidInput("batch: it was decided anew while it was read; export it again")
+        metrics = aggregate_metrics(
+            batch, planned, failed=export.rows["failures"] - export.rows["replaced"], replaced=export.rows["replaced"]
+        )
+        files.write(paths["metrics"], line(metrics))
+        files.publish()
+        digests = {path.name: files.sha256(path) for path in paths.values()}
+    return {name: export.rows[name] for name in ("results", "failures", "inputs")} | {"sha256": digests}
 
 
-async def _input(ledger: Ledger, key: str, contract: Row, index: int) -> bytes:
-    rollout = await ledger.planned_rollout(key)
-    return line(input_row(rollout, rollout["document"], contract, index))
+def _paths(out: Path) -> dict[str, Path]:
+    stem = out.name.removesuffix(".jsonl")
+    names = {
+        "inputs": f"{stem}_materialized_inputs.jsonl",
+        "failures": f"{stem}_failures.jsonl",
+        "metrics": f"{stem}_aggregate_metrics.json",
+        "results": f"{stem}.jsonl",
+    }
+    return {kind: out.with_name(name) for kind, name in names.items()}
 
 
 def _task_indexes(planned: list[Row]) -> dict[str, int]:
@@ -60,48 +76,39 @@ def _task_indexes(planned: list[Row]) -> dict[str, int]:
     return found
 
 
-async def _metrics(ledger: Ledger, planned: list[Row], batch: Row, *, failures: int) -> dict[str, Any]:
-    admitted = [row for row in planned if row["admitted"] and row["state"] == "final"]
-    scores = [row["score"] for row in admitted]
-    successes = sum(score >= 1.0 for score in scores)
-    number, masked = len(scores), sum(row["state"] == "final" and not row["admitted"] for row in planned)
-    tasks = {row["task_id"] for row in planned}
-    whole = {task for task in tasks if all(row["state"] == "final" for row in planned if row["task_id"] == task)}
-    begun = {row["task_id"] for row in planned if row["state"] == "final"}
-    return {
-        "agent_ref": "rollbook_osworld",
-        "batch_id": batch["batch_id"],
-        "contract_digest": batch["contract_digest"],
-        "osworld/scored_rollout_count": number,
-        "osworld/binary_success_count": successes,
-        "osworld/binary_success_rate": 100.0 * successes / number if number else None,
-        "osworld/raw_reward_sum": sum(scores),
-        "osworld/raw_reward_rate": 100.0 * sum(scores) / number if number else None,
-        "coverage/masked_rollouts": masked,
-        "coverage/expected_rollouts": len(planned),
-        "coverage/failed_attempts": failures,
-        "expected_rollout_rows": len(planned),
-        "completed_rollout_rows": number,
-        "missing_rollout_rows": len(planned) - number,
-        "extra_rollout_rows": 0,
-        "reward_profile_completion_pct": 100.0 * number / len(planned),
-        "total_input_rows": len(tasks),
-        "complete_input_rows": len(whole),
-        "partial_input_rows": len(begun - whole),
-        "missing_input_rows": len(tasks - begun),
-    }
+@dataclass
+class _Export:
+    """Where rows come from, where they go, and how many there were."""
 
+    ledger: Ledger
+    artifacts: Artifacts
+    contract: Row
+    files: FileSet
+    paths: dict[str, Path]
+    rows: Counter[str] = field(default_factory=Counter)
 
-def _write(
-    out: Path, results: list[bytes], failures: list[bytes], inputs: list[bytes], metrics: dict[str, Any]
-) -> dict[str, Any]:
-    parent_of(out)
-    stem = out.name.removesuffix(".jsonl")
-    files = {
-        f"{stem}_materialized_inputs.jsonl": inputs,
-        f"{stem}_failures.jsonl": failures,
-        f"{stem}_aggregate_metrics.json": [line(metrics)],
-        f"{stem}.jsonl": results,  # last: its presence says that the others are there
-    }
-    digests = {name: write_whole(out.with_name(name), rows) for name, rows in files.items()}
-    return {"results": len(results), "failures": len(failures), "inputs": len(inputs), "sha256": digests}
+    async def rollout(self, planned: Row, task_index: int) -> None:
+        """The input of a planned rollout and every attempt of it that ended."""
+        key = planned["rollout_key"]
+        row = await self.ledger.planned_rollout(key)
+        self._write("inputs", input_row(row, self.contract, task_index))
+        for attempt in range(1, (row["current_attempt"] or 0) + 1):
+            one = await self.ledger.recorded(key, attempt)
+            if one.outcome is not None:
+                await self._attempt(one, planned, task_index)
+
+    async def _attempt(self, one: Recorded, planned: Row, task_index: int) -> None:
+        counts = planned["state"] == "final" and planned["selected_attempt"] == one.attempt_index
+        admitted = one.decision("runtime")["admitted"]
+        loaded = await load_calls(one, self.artifacts)
+        if counts and admitted:
+            self._write("results", result_row(loaded, task_index))
+        elif admitted:
+            self._write("failures", replaced_row(loaded, task_index))
+            self.rows["replaced"] += 1
+        else:
+            self._write("failures", failure_row(loaded, task_index, terminal=counts))
+
+    def _write(self, kind: str, row: dict[str, Any]) -> None:
+        self.files.write(self.paths[kind], line(row))
+        self.rows[kind] += 1

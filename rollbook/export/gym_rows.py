@@ -4,16 +4,32 @@ from typing import Any
 
 from models.contract import agent_contract, agent_contract_id
 from rollbook.evidence.exact import exact_envelope
-from rollbook.evidence.load import Loaded
+from rollbook.evidence.load import CallEvidence, Loaded
 from rollbook.evidence.trajectory import semantic_trajectory
-from rollbook.ledger.identity import policy_name
+from rollbook.ledger.identity import policy_name, trajectory_rollout_id
 from rollbook.ledger.recorded import Row
 
 AGENT_REF = {"type": "responses_api_agents", "name": "rollbook_osworld"}
 
+NO_ENVELOPE: dict[str, Any] = {
+    "context_compaction_contract": None,
+    "model_call_metadata": [],
+    "boundary_events": [],
+    "lineage_deltas": [],
+    "final_policy_decision": None,
+    "evidence_digest": None,
+}
+"""What stands for the exact envelope of an attempt whose evidence is incomplete."""
 
-def input_row(rollout: Row, document: Row, contract: Row, task_index: int) -> dict[str, Any]:
-    """The materialised input of one planned rollout."""
+
+def input_row(rollout: Row, contract: Row, task_index: int) -> dict[str, Any]:
+    """The materialised input of one planned rollout: as a trainer would dispatch it, its first attempt."""
+    identity = {"rollout_id": trajectory_rollout_id(rollout, contract, 1), "attempt_index": 0}
+    return _common(rollout, contract, task_index) | _caller(rollout, identity)
+
+
+def _common(rollout: Row, contract: Row, task_index: int) -> dict[str, Any]:
+    document = rollout["document"]
     return {
         "_ng_task_index": task_index,
         "_ng_rollout_index": rollout["sample"],
@@ -29,6 +45,14 @@ def input_row(rollout: Row, document: Row, contract: Row, task_index: int) -> di
     }
 
 
+def _caller(rollout: Row, attempt: dict[str, Any]) -> dict[str, Any]:
+    """The identity that a trainer gave, whole; nothing where it is derived: such a row has none to give."""
+    if rollout["identity_source"] != "caller":
+        return {}
+    names = ("group_id", "task_id", "rollout_index", "sampling_event_id", "source_group_id")
+    return {"trajectory_identity": {"schema_version": 1, **attempt, **{name: rollout[name] for name in names}}}
+
+
 def result_row(loaded: Loaded, task_index: int) -> dict[str, Any]:
     """The result of one attempt. A reward that does not exist is 0.0 and masked, as Gym writes it; the score stays
     null."""
@@ -36,30 +60,15 @@ def result_row(loaded: Loaded, task_index: int) -> dict[str, Any]:
     rollout, outcome, contract = attempt.rollout, attempt.outcome or {}, attempt.contract
     runtime = attempt.decision("runtime")
     eligible = bool(runtime["admitted"])
-    document = rollout["document"]
+    row = _common(rollout, contract, task_index)
     return {
-        **input_row(rollout, document, contract, task_index),
+        **row,
+        **_caller(rollout, {name: loaded.identity[name] for name in ("rollout_id", "attempt_index")}),
         **({"_ng_attempt_index": attempt.attempt_index - 1} if attempt.attempt_index > 1 else {}),
-        "_ng_execution_id": f"execution-{attempt.attempt['execution_id'].hex}",
+        "_ng_execution_id": _execution_id(loaded),
         "reward": 0.0 if outcome.get("reward") is None else outcome["reward"],
         "response": _response(loaded),
-        "verifier_metadata": {
-            "task_id": rollout["task_id"],
-            "domain": rollout["domain"],
-            "osworld_task": document,
-            "osworld_score": outcome.get("score"),
-            "osworld_finished": outcome.get("terminal_action") is not None,
-            "osworld_horizon_reached": outcome.get("horizon_reached", False),
-            "osworld_evaluation_completed": outcome.get("evaluation_completed", False),
-            "osworld_runtime_eligible": eligible,
-            "osworld_runtime_admission_reason": runtime["reason"],
-            "osworld_runtime_admission_policy_id": runtime["policy_id"],
-            "osworld_error": outcome.get("detail") or None,
-            "osworld_steps": _steps(loaded),
-            "osworld_model_name": policy_name(contract),
-            "osworld_termination_reason": outcome.get("termination_reason"),
-            "osworld_agent_contract_id": agent_contract_id(contract),
-        },
+        "verifier_metadata": row["verifier_metadata"] | _verified(loaded),
         "horizon_reached": outcome.get("horizon_reached", False),
         "evaluation_completed": outcome.get("evaluation_completed", False),
         "runtime_eligible": eligible,
@@ -70,7 +79,7 @@ def result_row(loaded: Loaded, task_index: int) -> dict[str, Any]:
 
 
 def failure_row(loaded: Loaded, task_index: int, *, terminal: bool) -> dict[str, Any]:
-    """A masked attempt, for the sidecar."""
+    """A masked attempt, for the sidecar. `terminal`: it is the result of its rollout."""
     outcome = loaded.attempt.outcome or {}
     return {
         **result_row(loaded, task_index),
@@ -79,6 +88,49 @@ def failure_row(loaded: Loaded, task_index: int, *, terminal: bool) -> dict[str,
         "failure_kind": outcome.get("termination_reason"),
         "failure_reason": outcome.get("detail") or outcome.get("termination_reason"),
     }
+
+
+def replaced_row(loaded: Loaded, task_index: int) -> dict[str, Any]:
+    """An attempt that was admitted and no longer is its rollout's result: a rerun that supersedes it was asked for.
+
+    It is not measured again, so it goes to the sidecar; its own facts and its decision stay what they are.
+    """
+    return {
+        **result_row(loaded, task_index),
+        "_ng_failure_class": "replaced_by_rerun",
+        "_ng_failure_terminal": False,
+        "failure_kind": "replaced_by_rerun",
+        "failure_reason": "admitted, and replaced by a rerun that supersedes it",
+    }
+
+
+def _verified(loaded: Loaded) -> dict[str, Any]:
+    """What the result adds to `verifier_metadata`. Artifacts are named by digest, in no directory; nothing here runs
+    through a proxy for tasks."""
+    attempt = loaded.attempt
+    outcome, runtime = attempt.outcome or {}, attempt.decision("runtime")
+    return {
+        "osworld_score": outcome.get("score"),
+        "osworld_finished": outcome.get("terminal_action") is not None,
+        "osworld_horizon_reached": outcome.get("horizon_reached", False),
+        "osworld_evaluation_completed": outcome.get("evaluation_completed", False),
+        "osworld_runtime_eligible": bool(runtime["admitted"]),
+        "osworld_runtime_admission_reason": runtime["reason"],
+        "osworld_runtime_admission_policy_id": runtime["policy_id"],
+        "osworld_error": outcome.get("detail") or None,
+        "osworld_steps": _steps(loaded),
+        "osworld_artifact_dir": None,
+        "osworld_model_name": policy_name(attempt.contract),
+        "osworld_termination_reason": outcome.get("termination_reason"),
+        "osworld_agent_contract_id": agent_contract_id(attempt.contract),
+        "osworld_proxy_required": bool(attempt.rollout["document"].get("proxy", False)),
+        "osworld_proxy_enabled": False,
+        "osworld_proxy_configured": False,
+    }
+
+
+def _execution_id(loaded: Loaded) -> str:
+    return f"execution-{loaded.attempt.attempt['execution_id'].hex}"
 
 
 def _parameters(document: Row, contract: Row) -> dict[str, Any]:
@@ -111,12 +163,50 @@ def _response(loaded: Loaded) -> dict[str, Any]:
             "rollout_purpose": attempt.contract["purpose"],
             "parity_mode": attempt.contract["policy"].get("parity"),
         },
+        "execution_context": _execution_context(loaded),
+        "model_call_summaries": [_summary(call) for call in loaded.calls],
+        "chunk_records": [],
+        "guard_records": [],
         **semantic_trajectory(loaded),
-        **(exact_envelope(loaded) or {}),
+        **(exact_envelope(loaded) or NO_ENVELOPE),
     }
 
 
-def _message(call: Any) -> dict[str, Any]:
+def _execution_context(loaded: Loaded) -> dict[str, Any]:
+    """The physical execution beside the logical ids; a sampling event only where a trainer gave one."""
+    names = ("sampling_event_id", "source_group_id", "rollout_id", "group_id", "task_id")
+    return {"schema_version": 1, "execution_id": _execution_id(loaded)} | {
+        name: loaded.identity.get(name) for name in names
+    }
+
+
+def _summary(call: CallEvidence) -> dict[str, Any]:
+    """A model call without its prompt, reply and arrays; calls that got no reply are among them."""
+    names = (
+        "parse_attempt",
+        "completed",
+        "accepted",
+        "parse_error",
+        "failure_kind",
+        "finish_reason",
+        "policy_stop_reason",
+        "model_name",
+        "model_version",
+        "prompt_tokens",
+        "completion_tokens",
+        "latency_s",
+    )
+    return {
+        "model_call_id": call.model_call_id,
+        "turn_id": call.turn_id,
+        "environment_step": call.row["step"],
+        **{name: call.row[name] for name in names},
+        "media_ids": call.media_ids,
+        "incomplete_reasons": call.reasons,
+    }
+
+
+def _message(call: CallEvidence) -> dict[str, Any]:
     """One assistant message per model call, its canonical token arrays with it."""
     tokens = call.tokens
     return {
@@ -158,4 +248,4 @@ def _steps(loaded: Loaded) -> list[dict[str, Any]]:
 
 
 def _state(turn: Row | None) -> dict[str, Any] | None:
-    return None if turn is None else {"screenshot_sha256": turn["screenshot_sha256"]}
+    return None if turn is None else {name: turn[name] for name in ("screenshot_bytes", "screenshot_sha256")}

@@ -15,7 +15,7 @@ def policy_name(contract: dict[str, Any]) -> str:
     return str(policy.get("model") or policy["kind"])
 
 
-def trajectory_rollout_id(row: RowMapping, contract: dict[str, Any], attempt_index: int) -> str:
+def trajectory_rollout_id(row: RowMapping | dict[str, Any], contract: dict[str, Any], attempt_index: int) -> str:
     """Upstream's id of the rollout of one attempt; upstream counts attempts from 0."""
     earlier = attempt_index - 1
     if row["sampling_event_id"] is not None:
