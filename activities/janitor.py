@@ -1,7 +1,7 @@
 """reconcile: what claims to run and does not, what runs and should not. Fence first, then kill, then re-plan.
 
-Only rows and desktops of this deployment and namespace. A workflow counts as gone after two sightings in different
-runs and a minimum age; nothing is concluded from a call that failed, or from a listing that is empty.
+Only rows and desktops of this deployment and namespace. A workflow counts as gone after two sightings, some time apart,
+and a minimum age; nothing is concluded from a call that failed, or from a listing that is empty.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,14 +15,18 @@ from models import names
 from models.episode import AttemptRef
 from models.reconcile import Reconciled, ReconcileRequest
 from rollbook.errors import Fenced, RollbookError
+from rollbook.ledger.reconcile import OpenBatch
 from rollbook.ledger.records import Lease, Suspect
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT
 from rollbook.sandboxes.removal import remove_sandbox
 from rollbook.services import Services
 
 SHOWN = 50
+SHOWN_BYTES = 1200
+"""Names of one list in the report, and how much of a history they may take: there are eight lists."""
 ROWS = 50_000
 """Rows under way that one run looks at, quiet ones first: well above any window, or the rest would never be seen."""
+LISTS = ("closed", "requeued", "cancelled", "reaped", "finished", "stopped", "unattended", "doubts")
 RUNNING_EPISODES = f"WorkflowType = '{names.EPISODE}' AND ExecutionStatus = 'Running'"
 
 
@@ -59,10 +63,9 @@ class Run:
         self._own = (services.settings.deployment_id, client.namespace)
         self._min_age_s = services.settings.janitor_min_age_s if request.min_age_s is None else request.min_age_s
         self._sightings = request.sightings
+        self._gap_s = request.gap_s
         self._numbers = {"looked_at": 0, "alive": 0, "missing": 0, "strangers": 0}
-        self._names: dict[str, list[str]] = {
-            key: [] for key in ("closed", "requeued", "cancelled", "reaped", "unattended", "doubts")
-        }
+        self._names: dict[str, list[str]] = {key: [] for key in LISTS}
 
     def steps(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         """What to look at, in order: rows are fenced before desktops are killed."""
@@ -76,8 +79,9 @@ class Run:
 
     def report(self) -> Reconciled:
         """What was found."""
-        shown = {key: names_[:SHOWN] for key, names_ in self._names.items()}
-        return Reconciled.model_validate({**self._numbers, **shown})
+        totals = {key: len(found) for key, found in self._names.items() if found}
+        shown = {key: _shown(found) for key, found in self._names.items()}
+        return Reconciled.model_validate({**self._numbers, **shown, "totals": totals})
 
     async def _rows(self) -> None:
         for suspect in await self._ledger.suspects(*self._own, self._min_age_s, limit=ROWS):
@@ -91,9 +95,12 @@ class Run:
                 await self._renew(suspect)
                 continue
             self._numbers["missing"] += 1
-            seen = await self._ledger.sighted_missing(suspect.rollout_key, suspect.run_id)
-            if seen >= self._sightings:
-                await self._settle(suspect)
+            if await self._often_enough(suspect.rollout_key, suspect.run_id):
+                await self._try(suspect.rollout_key, self._settle(suspect))
+
+    async def _often_enough(self, rollout_key: str, what: str) -> bool:
+        """Note that something was missing, or was there and should not be; whether that was seen often enough."""
+        return await self._ledger.sighted_missing(rollout_key, what, self._gap_s) >= self._sightings
 
     async def _settle(self, suspect: Suspect) -> None:
         """The workflow is gone: close its attempt, or put a row back that was never claimed."""
@@ -121,23 +128,31 @@ class Run:
             )
 
     async def _final_rows(self) -> None:
-        """Episodes that still run long after their row was final have nothing left to do."""
+        """Episodes that still run long after their row was final have nothing left to do.
+
+        They are cancelled by the run that was listed: a rerun may have started another one under the same id since.
+        """
         try:
-            running = [one.id async for one in self._client.list_workflows(RUNNING_EPISODES)]
+            running = [(one.id, one.run_id) async for one in self._client.list_workflows(RUNNING_EPISODES)]
         except RPCError as error:
             self._doubt("list of running episodes", error)
             return
-        for key in await self._ledger.long_final(*self._own, running, self._min_age_s):
-            if await self._ledger.sighted_missing(key, "final") >= self._sightings:
-                await self._try(key, self._client.get_workflow_handle(key).cancel())
-                self._names["cancelled"].append(key)
+        final = set(await self._ledger.long_final(*self._own, {key for key, _ in running}, self._min_age_s))
+        for key, run_id in running:
+            if key in final and await self._often_enough(key, f"final {run_id}"):
+                await self._cancel(key, run_id)
+
+    async def _cancel(self, key: str, run_id: str) -> None:
+        async def cancel() -> None:
+            await self._client.get_workflow_handle(key, run_id=run_id).cancel()
+            self._names["cancelled"].append(key)
+
+        await self._try(key, cancel())
 
     async def _desktops(self) -> None:
         """Leases whose attempt has ended: the episode's own stop has had its time."""
         for lease in await self._ledger.live_sandboxes(self._own[0]):
-            if lease.attempt_open:
-                continue
-            if await self._ledger.sighted_missing(lease.rollout_key, f"desktop {lease.sandbox_key}") >= self._sightings:
+            if not lease.attempt_open and await self._often_enough(lease.rollout_key, f"desktop {lease.sandbox_key}"):
                 await self._reap(lease, "its attempt has ended")
 
     async def _reap(self, lease: Lease, reason: str) -> None:
@@ -163,12 +178,41 @@ class Run:
             for lease in late:
                 if lease.state == "stopped":
                     await self._reap(lease, "it appeared after its stop")
+            await self._try(f"what {provider.name} keeps beside desktops", provider.tidy())
             self._numbers["strangers"] += len(set(keys) - {lease.sandbox_key for lease in late})
 
     async def _batches(self) -> None:
-        for batch_id in await self._ledger.open_batches(*self._own):
-            if await self._lives(batch_id, "") is False:
-                self._names["unattended"].append(batch_id)
+        """Batches with open rows whose workflow is gone: a cancel is finished for it, the rest is reported."""
+        for batch in await self._ledger.open_batches(*self._own, self._min_age_s):
+            alive = await self._lives(batch.batch_id, "")
+            if alive is None:
+                continue
+            if batch.cancelling:
+                await self._cancelled_batch(batch, alive)
+            elif not alive and batch.stopping:
+                if not batch.in_flight:  # else its episodes end by themselves, or `_rows` puts them back
+                    self._names["stopped"].append(batch.batch_id)
+            elif not alive:
+                self._names["unattended"].append(batch.batch_id)
+
+    async def _cancelled_batch(self, batch: OpenBatch, alive: bool) -> None:
+        """Do what the batch's workflow did not come to: fence and close every open row, then end the episodes."""
+        what = f"batch {batch.launch_id}"
+        if alive:
+            await self._ledger.sighted_alive(batch.first_key, what)
+            return
+        if not batch.is_quiet or not await self._often_enough(batch.first_key, what):
+            return
+        runs = await self._ledger.open_runs(batch.batch_id)
+        reason = batch.control_reason or "the batch was cancelled"
+
+        async def close() -> None:
+            closed = await self._ledger.close_open(batch.batch_id, reason, launch_id=batch.launch_id)
+            self._names["finished"].append(f"{batch.batch_id}: {closed} rows closed")
+            for key, run_id in runs:
+                await self._cancel(key, run_id)
+
+        await self._try(f"batch {batch.batch_id}", close())
 
     async def _lives(self, workflow_id: str, run_id: str) -> bool | None:
         """Whether a workflow runs; None when nobody can tell."""
@@ -191,7 +235,18 @@ class Run:
         except Fenced:
             pass  # it has gone on meanwhile, which is what was to be seen
         except (RollbookError, RPCError) as error:
-            self._doubt(what, error)
+            if not (isinstance(error, RPCError) and error.status == RPCStatusCode.NOT_FOUND):  # ended meanwhile
+                self._doubt(what, error)
 
     def _doubt(self, what: str, error: Exception) -> None:
         self._names["doubts"].append(f"{what}: {type(error).__name__}: {error}"[:200])
+
+
+def _shown(found: list[str]) -> list[str]:
+    """The first names of a list, as many as a history has room for."""
+    shown: list[str] = []
+    for name in found[:SHOWN]:
+        if sum(map(len, shown)) + len(name) > SHOWN_BYTES:
+            break
+        shown.append(name)
+    return shown

@@ -84,11 +84,25 @@ class LedgerActivities:
         evaluator = self._services.evaluator
         return Resolved(
             **meant,
-            desktop_image=spec.desktop.image
-            or self._services.settings.desktop_image
-            or image_tag(spec.desktop.variant),
+            desktop_image=await self._image(spec),
             evaluator_revision=None if evaluator is None else evaluator.revision,
         )
+
+    async def _image(self, spec: BatchSpec) -> str:
+        """The desktop's image; one that was named must be there, or every rollout would wait for it in vain.
+
+        Only a worker that starts desktops itself can look; behind other queues they may run on another host.
+        """
+        settings = self._services.settings
+        image = spec.desktop.image or settings.desktop_image
+        if image is None:
+            return image_tag(spec.desktop.variant)
+        if settings.task_queue_desktop == settings.task_queue_orchestrate:
+            problem = await self._services.provider(spec.desktop.provider).find_image(image)
+            if problem is not None:
+                field = "desktop.image" if spec.desktop.image else "ROLLBOOK_DESKTOP_IMAGE"
+                raise InvalidInput(f"{field}: {image!r} is not on the Docker host and could not be pulled ({problem})")
+        return image
 
     async def _require_web(self, spec: BatchSpec) -> None:
         """Refuse web tasks on desktops that are denied the internet: they would all score an honest-looking 0."""

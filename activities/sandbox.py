@@ -5,7 +5,7 @@ import shutil
 
 from temporalio import activity
 
-from activities.support import Activities, beating, reported, run_id
+from activities.support import Activities, beating, is_current_try, reported, run_id
 from models import names
 from models.episode import AttemptRef, Desk
 from models.web import needs_web
@@ -89,6 +89,8 @@ class SandboxActivities:
         details = activity.cancellation_details()
         if details is not None and not details.cancel_requested:
             return False  # timed out, or its worker shuts down: Temporal tries again and adopts the desktop
+        if not await is_current_try():
+            return False  # it stalled: the next try may be waiting for this very desktop, and the ledger not know yet
         lease = await self._services.ledger.sandbox_of(attempt)
         return lease is None or lease.state != "running"
 
@@ -108,6 +110,7 @@ class SandboxActivities:
             attempt=context.attempt_index,
             batch=context.batch_id,
             image=context.contract["resolved"]["desktop_image"] or "none",
+            image_field="desktop.image" if desktop["image"] else "ROLLBOOK_DESKTOP_IMAGE, or the image of `make setup`",
             screen=(desktop["screen_width"], desktop["screen_height"]),
             egress="open" if opened else "none",
             env=self._environment(),

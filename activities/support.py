@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import functools
+import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -15,13 +17,17 @@ from models import names
 from models.episode import DeskCall
 from rollbook.desktop.driver import Driver
 from rollbook.errors import (
+    ArtifactError,
     BatchStopping,
     CapacityBusy,
+    ConfigError,
     EvaluatorError,
     Fenced,
     InfraError,
     InvalidInput,
     LedgerConflict,
+    LedgerError,
+    ProviderUnavailable,
     RollbookError,
 )
 from rollbook.policies.client import RateLimited
@@ -33,6 +39,25 @@ R = TypeVar("R")
 
 PAYLOAD_LIMIT_BYTES = 16 * 1024
 
+TRIED_AGAIN: dict[type[RollbookError], bool] = {
+    RollbookError: True,
+    ConfigError: True,  # a worker with wrong settings must not fail a rollout that another worker can run
+    ArtifactError: True,  # a store that is not mounted looks like a missing artifact
+    InvalidInput: False,
+    LedgerError: True,
+    Fenced: False,
+    BatchStopping: False,
+    LedgerConflict: False,
+    InfraError: False,  # the attempt ends with its reason; whether another one is due is the episode's to say
+    CapacityBusy: True,
+    ProviderUnavailable: True,
+    RateLimited: True,
+}
+"""Whether Temporal tries an activity again after an error; a class that is not named goes with its nearest base.
+
+Exceptions from outside the tree (a store that is down, a full disk, a cut connection) are always tried again.
+"""
+
 BEAT_S = 5.0
 """Longest pause between two heartbeats: a cancel reaches the activity with its next heartbeat."""
 FIRST_BEAT_S = 1.0
@@ -42,7 +67,7 @@ FIRST_BEAT_S = 1.0
 def reported(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
     """Turn exceptions of the tree into Temporal errors with a type that workflows understand.
 
-    An infrastructure error's type is its `reason`. Everything outside the tree stays as it is and is retried.
+    An infrastructure error's type is its `reason`. Everything outside the tree stays as it is; see `TRIED_AGAIN`.
     """
 
     @functools.wraps(work)
@@ -67,29 +92,28 @@ def _small(result: R) -> R:
 def to_application_error(error: RollbookError) -> ApplicationError:
     """The Temporal error for one of ours; see `reported`."""
     text = redact(f"{error}")[:4000]
-    if isinstance(error, CapacityBusy):
+    if isinstance(error, CapacityBusy | RateLimited):  # asked to come again later: not a failure, so never an attempt
         return ApplicationError(
             text,
-            type="CapacityBusy",
+            type="CapacityBusy" if isinstance(error, CapacityBusy) else "RateLimited",
             next_retry_delay=timedelta(seconds=error.retry_after_s),
             category=ApplicationErrorCategory.BENIGN,
         )
-    if isinstance(error, RateLimited):  # the server wants to be asked later: not a failure, so never an attempt
-        return ApplicationError(
-            text,
-            type="RateLimited",
-            next_retry_delay=timedelta(seconds=error.retry_after_s),
-            category=ApplicationErrorCategory.BENIGN,
-        )
+    details = [names.GUEST_FAILED] if isinstance(error, EvaluatorError) and error.guest_failed else []
+    return ApplicationError(text, *details, type=_type_of(error), non_retryable=not tried_again(error))
+
+
+def tried_again(error: RollbookError) -> bool:
+    """See `TRIED_AGAIN`."""
+    return next(TRIED_AGAIN[base] for base in type(error).__mro__ if base in TRIED_AGAIN)
+
+
+def _type_of(error: RollbookError) -> str:
     if isinstance(error, InfraError):
-        details = [names.GUEST_FAILED] if isinstance(error, EvaluatorError) and error.guest_failed else []
-        return ApplicationError(text, *details, type=error.reason, non_retryable=True)
+        return error.reason
     if isinstance(error, Fenced | BatchStopping):
-        return ApplicationError(text, type=names.FENCED, non_retryable=True)
-    if isinstance(error, InvalidInput):
-        return ApplicationError(text, type=names.INVALID_INPUT, non_retryable=True)
-    # the rest is retried: a worker with wrong settings must not fail a rollout that another worker can run
-    return ApplicationError(text, type=type(error).__name__, non_retryable=isinstance(error, LedgerConflict))
+        return names.FENCED
+    return names.INVALID_INPUT if isinstance(error, InvalidInput) else type(error).__name__
 
 
 @contextlib.asynccontextmanager
@@ -118,6 +142,19 @@ async def _beat(pause: float, notes: list[str]) -> None:
         await asyncio.sleep(pause)
 
 
+def time_left() -> Callable[[], float]:
+    """Seconds until Temporal takes this try of the activity for lost, by the worker's clock."""
+    info, now = activity.info(), time.monotonic()
+    limits = [math.inf]
+    if info.start_to_close_timeout:
+        limits.append(info.start_to_close_timeout.total_seconds())
+    if info.schedule_to_close_timeout:
+        waited = datetime.now(UTC) - info.scheduled_time
+        limits.append((info.schedule_to_close_timeout - waited).total_seconds())
+    ends = now + min(limits)
+    return lambda: ends - time.monotonic()
+
+
 def run_id() -> str:
     """Run id of the workflow that this activity works for: half of the fence, never taken from inputs."""
     value = activity.info().workflow_run_id
@@ -130,6 +167,17 @@ def workflow_id() -> str:
     value = activity.info().workflow_id
     assert value is not None, "an activity of Rollbook runs within a workflow"
     return value
+
+
+async def is_current_try() -> bool:
+    """Whether Temporal still waits for this very try of the activity: one that stalled learns late that it timed out.
+
+    Raises RPCError when Temporal cannot be asked.
+    """
+    info = activity.info()
+    handle = activity.client().get_workflow_handle(workflow_id(), run_id=run_id())
+    pending = (await handle.describe()).raw_description.pending_activities
+    return any(one.activity_id == info.activity_id and one.attempt == info.attempt for one in pending)
 
 
 Activities = list[Callable[..., Any]]

@@ -6,12 +6,12 @@ RollbookError
 │   └── SpecConflict       the batch exists with another contract; carries the difference
 ├── LedgerError
 │   ├── Fenced             a write by an attempt that is no longer the current one
-│   ├── AlreadyFinal       a claim on a rollout that needs no further attempt
 │   ├── BatchStopping      a claim while the batch is stopping or cancelled
 │   └── LedgerConflict     a write that contradicts a recorded fact
 ├── ArtifactError          an artifact is missing or its bytes do not match its digest
 └── InfraError             something outside the policy failed; carries a `reason` of the closed vocabulary
     ├── CapacityBusy       no room for another desktop now; retry later (never counted as an attempt)
+    ├── ProviderUnavailable  who gives desktops does not answer; retried, no desktop is proven dead by it
     ├── SandboxStartFailed reason sandbox_start_failed
     ├── SandboxLost        reason sandbox_lost: the desktop is gone or is another one
     ├── SetupFailed        reason setup_failed
@@ -53,10 +53,6 @@ class Fenced(LedgerError):
     """The write came from an attempt or run that is no longer the current one."""
 
 
-class AlreadyFinal(LedgerError):
-    """The rollout has a selected outcome and no rerun was requested."""
-
-
 class BatchStopping(LedgerError):
     """The batch is stopping or cancelled: nothing new may be claimed."""
 
@@ -86,6 +82,15 @@ class CapacityBusy(InfraError):
     def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ProviderUnavailable(InfraError):
+    """The provider of desktops did not answer or could not say: neither life nor death of a desktop is proven.
+
+    Asking again is harmless and is done; only when the provider stays away is the desktop counted as lost.
+    """
+
+    reason: ClassVar[str] = "sandbox_lost"
 
 
 class SandboxStartFailed(InfraError):

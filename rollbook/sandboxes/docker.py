@@ -5,15 +5,19 @@ refuses a second container for one attempt: whoever loses that race adopts the w
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rollbook.errors import CapacityBusy, ConfigError, InfraError, InvalidInput, SandboxLost, SandboxStartFailed
+from docker.errors import APIError
+
+from rollbook.errors import CapacityBusy, InvalidInput, ProviderUnavailable, SandboxLost, SandboxStartFailed
 from rollbook.sandboxes.docker_capacity import Capacity
-from rollbook.sandboxes.docker_engine import ENGINE_ERRORS, Engine, NameTaken, NetworkGone
+from rollbook.sandboxes.docker_cleanup import FailedStarts
+from rollbook.sandboxes.docker_engine import ContainerGone, Engine, ImageMissing, NameTaken, NetworkGone
 from rollbook.sandboxes.docker_spec import (
     container_arguments,
     created_at,
@@ -47,6 +51,7 @@ Rows = list[dict[str, Any]]
 
 ADOPTION_TRIES = 5
 POLL_S = 0.05
+IMAGE_POLL_S = 2.0
 
 
 class DockerProvider:
@@ -66,15 +71,16 @@ class DockerProvider:
         publish_ip: str = "127.0.0.1",
         api_timeout_s: float = 60.0,
         quiet_s: float = 2.0,
+        image_wait_s: float = 60.0,
     ) -> None:
         self.deployment = deployment
         self._engine = Engine(base_url, api_timeout_s)
         self._capacity = Capacity(self._engine, deployment, max_desktops)
         self._publish_ip = publish_ip
         self._quiet_s = quiet_s
+        self._image_wait_s = image_wait_s
         self._networks: dict[str, str] = {}
-        self._creations: dict[asyncio.Task[str], str] = {}
-        self._cleanups: set[asyncio.Task[None]] = set()
+        self._failed_starts = FailedStarts(self.stop_key)
 
     async def create(self, spec: SandboxSpec, on_tick: Tick = no_tick, ours: Ours = always_ours) -> SandboxHandle:
         """See `SandboxProvider.create`."""
@@ -82,13 +88,13 @@ class DockerProvider:
             raise InvalidInput(f"deployment: {spec.deployment!r} is not this provider's, {self.deployment!r}")
         try:
             return await self._create(spec, on_tick)
-        except (CapacityBusy, ConfigError):
+        except CapacityBusy:
             raise  # nothing was left behind
-        except ENGINE_ERRORS as error:
-            await self._give_up(spec, error, ours)
-            raise SandboxStartFailed(f"the Docker engine failed: {explain(error)}") from error
+        except APIError as error:
+            await self._failed_starts.clean_up(spec, error, ours)
+            raise SandboxStartFailed(f"the Docker engine refused: {explain(error)}") from error
         except BaseException as error:
-            await self._give_up(spec, error, ours)
+            await self._failed_starts.clean_up(spec, error, ours)
             raise
 
     async def _create(self, spec: SandboxSpec, on_tick: Tick) -> SandboxHandle:
@@ -114,16 +120,26 @@ class DockerProvider:
         )
 
     async def _adopt_or_create(self, spec: SandboxSpec, on_tick: Tick) -> tuple[str, bool]:
-        for _ in range(ADOPTION_TRIES):
-            adopted = await self._adopt(spec.key)
-            if adopted is not None:
-                return adopted, True
+        tries, patient_until = 0, time.monotonic() + self._image_wait_s
+        while True:
             try:
-                return await self._make(spec, on_tick), False
-            except (NameTaken, NetworkGone) as error:
-                trouble = error
+                adopted = await self._adopt(spec.key)
+                return (adopted, True) if adopted is not None else (await self._make(spec, on_tick), False)
+            except (NameTaken, NetworkGone, ContainerGone) as error:
+                tries += 1
+                if tries == ADOPTION_TRIES:
+                    raise SandboxStartFailed(
+                        f"tried {tries} times; is the name taken by somebody else? {error}"
+                    ) from error
                 await asyncio.sleep(POLL_S)
-        raise SandboxStartFailed(f"tried {ADOPTION_TRIES} times; is the name taken by somebody else? {trouble}")
+            except ImageMissing as error:  # it may be on its way, being built or loaded
+                if time.monotonic() >= patient_until:
+                    raise SandboxStartFailed(
+                        f"{spec.image_field}: {spec.image!r} is not on the Docker host, nor came within "
+                        f"{self._image_wait_s:g} s: load, pull or build it there"
+                    ) from error
+                on_tick(f"waiting for the image {spec.image}")
+                await asyncio.sleep(min(IMAGE_POLL_S, self._image_wait_s))
 
     async def _adopt(self, key: str) -> str | None:
         """The oldest living container of the key, running; the others are removed. One that ran and stopped has lost
@@ -150,7 +166,7 @@ class DockerProvider:
         self._networks[spec.egress] = network
         host = host_arguments(spec, network, self._publish_ip, await self._engine.cpus())
         call = self._engine.create(container_arguments(spec, datetime.now(UTC)), host)
-        container_id = await asyncio.shield(self._remember(spec.key, asyncio.create_task(call)))
+        container_id = await asyncio.shield(self._failed_starts.remember(spec.key, call))
         await self._start(container_id)
         return container_id
 
@@ -161,37 +177,8 @@ class DockerProvider:
         except NetworkGone:
             self._networks.clear()
             await self._engine.remove(container_id)
+            log.info("desktop %s: its network was removed, it is made again", container_id[:12])
             raise
-
-    def _remember(self, key: str, creation: asyncio.Task[str]) -> asyncio.Task[str]:
-        """A creation whose caller is cancelled goes on in its thread; the cleanup waits for what it brings."""
-        self._creations[creation] = key
-        creation.add_done_callback(lambda task: self._creations.pop(task, None))
-        return creation
-
-    async def _give_up(self, spec: SandboxSpec, error: BaseException, ours: Ours) -> None:
-        """Log the error, then clean up for a bounded time; nothing that happens here replaces the error."""
-        log.warning("desktop %s did not start: %s", spec.key, explain(error))
-        cleanup = asyncio.create_task(self._clean_up(spec.key, ours))
-        self._cleanups.add(cleanup)
-        cleanup.add_done_callback(self._cleanups.discard)
-        try:
-            done, _ = await asyncio.wait({cleanup}, timeout=spec.cleanup_timeout_s)
-        except asyncio.CancelledError:
-            log.warning("desktop %s: cancelled again, its cleanup goes on in the background", spec.key)
-            return
-        if not done:
-            log.error("desktop %s: cleanup took over %g s, left to the janitor", spec.key, spec.cleanup_timeout_s)
-        elif cleanup.exception() is not None:
-            log.error("desktop %s: cleanup failed: %s", spec.key, cleanup.exception())
-
-    async def _clean_up(self, key: str, ours: Ours) -> None:
-        if not await ours():
-            log.warning("desktop %s: another try has it, or will have; left alone", key)
-            return
-        creations = [task for task, name in self._creations.items() if name == key]
-        await asyncio.gather(*creations, return_exceptions=True)
-        await self.stop_key(key)
 
     async def status(self, sandbox_id: str) -> SandboxStatus:
         """See `SandboxProvider.status`."""
@@ -204,10 +191,8 @@ class DockerProvider:
 
     async def endpoint(self, sandbox_id: str, port: int) -> Endpoint:
         """See `SandboxProvider.endpoint`."""
-        try:
+        with _no_proof("endpoint"):
             details = await self._engine.inspect(sandbox_id)
-        except ENGINE_ERRORS as error:
-            raise InfraError(f"the Docker engine does not answer: {explain(error)}") from error
         if details is None:
             raise SandboxLost(f"desktop {sandbox_id[:12]} is gone")
         return self._endpoint_of(details, port)
@@ -223,15 +208,13 @@ class DockerProvider:
     async def stop(self, sandbox_id: str) -> None:
         """See `SandboxProvider.stop`. Refuses a container of somebody else."""
         deadline = time.monotonic() + 60.0
-        try:
+        with _no_proof("stop"):
             while (details := await self._engine.inspect(sandbox_id)) is not None:
                 self._must_be_ours(details)
                 if time.monotonic() > deadline:
-                    raise InfraError(f"desktop {sandbox_id[:12]} could not be removed within 60 s")
+                    raise ProviderUnavailable(f"desktop {sandbox_id[:12]} could not be removed within 60 s")
                 await self._engine.remove(details["Id"])
                 await asyncio.sleep(POLL_S)
-        except ENGINE_ERRORS as error:
-            raise InfraError(f"desktop {sandbox_id[:12]} could not be removed: {explain(error)}") from error
 
     def _must_be_ours(self, details: Mapping[str, Any]) -> None:
         owner = (details["Config"].get("Labels") or {}).get(LABEL_DEPLOYMENT)
@@ -257,23 +240,33 @@ class DockerProvider:
         """See `SandboxProvider.list`."""
         if not labels.get(LABEL_DEPLOYMENT):
             raise InvalidInput(f"labels: {LABEL_DEPLOYMENT} is missing; an unscoped listing would show everybody's")
-        try:
+        with _no_proof("list"):
             return [info_of(row) for row in await self._engine.rows(labels)]
-        except ENGINE_ERRORS as error:
-            raise InfraError(f"the Docker engine gave no listing: {explain(error)}") from error
+
+    async def find_image(self, image: str) -> str | None:
+        """See `SandboxProvider.find_image`."""
+        with _no_proof("image"):
+            return None if await self._engine.has_image(image) else await self._engine.pull(image)
+
+    async def tidy(self) -> None:
+        """See `SandboxProvider.tidy`: the bridges, which are few on a host. A start that loses one makes another."""
+        with _no_proof("networks"):
+            if not await self._engine.rows({LABEL_DEPLOYMENT: self.deployment}):
+                await self.remove_networks()
 
     async def close(self) -> None:
         """See `SandboxProvider.close`; cleanups under way are waited for."""
-        if self._cleanups:
-            await asyncio.wait(self._cleanups, timeout=30.0)
+        await self._failed_starts.close()
         await self._engine.close()
 
     async def remove_networks(self) -> None:
         """Remove the deployment's bridges, for the end of a deployment; those in use stay."""
+        self._networks.clear()
         await self._engine.remove_networks(self.deployment)
 
     async def _rows_of(self, key: str) -> Rows:
-        return await self._engine.rows({LABEL_DEPLOYMENT: self.deployment, LABEL_KEY: key})
+        with _no_proof("list"):
+            return await self._engine.rows({LABEL_DEPLOYMENT: self.deployment, LABEL_KEY: key})
 
     async def _alive(self, container_id: str) -> dict[str, Any]:
         details = await self._engine.inspect(container_id)
@@ -284,4 +277,14 @@ class DockerProvider:
         return details
 
     async def _still(self, container_id: str) -> None:
-        await self._alive(container_id)
+        with contextlib.suppress(ProviderUnavailable):  # no proof of death: the screenshot decides
+            await self._alive(container_id)
+
+
+@contextlib.contextmanager
+def _no_proof(what: str) -> Iterator[None]:
+    """An engine that refuses a question about a desktop has not said that it is dead: ask again later."""
+    try:
+        yield
+    except APIError as error:
+        raise ProviderUnavailable(f"{what}: the Docker engine refused: {explain(error)}") from error

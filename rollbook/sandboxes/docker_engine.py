@@ -4,13 +4,16 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import docker
 import requests
+import urllib3
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.utils import parse_repository_tag
 
-from rollbook.errors import ConfigError, InfraError
+from rollbook.errors import ProviderUnavailable, SandboxStartFailed
 from rollbook.sandboxes.docker_spec import LABEL_EGRESS, explain, network_arguments
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT
 
@@ -19,20 +22,41 @@ T = TypeVar("T")
 THREADS = 24
 """The default executor has about as many threads as cores: a few hanging calls would block everything else."""
 
-ENGINE_ERRORS = (DockerException, requests.RequestException)
-"""Everything that the SDK raises when the engine refuses, is silent or is gone."""
+AWAY_ERRORS = (DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError)
+"""What the SDK raises when the engine is silent or gone. An `APIError`, which is one of these too, is an answer."""
+
+NO_NETWORK_LEFT = ("address pool", "fully subnetted")
+"""In the engine's words when every range that it may give to networks is taken."""
 
 
-class NameTaken(InfraError):
+NO_NETWORK_FIX = (
+    "the Docker host has no address range left for another network ({}): remove unused ones with "
+    "`docker network prune`, or widen default-address-pools in the engine's daemon.json"
+)
+
+
+class NameTaken(SandboxStartFailed):
     """Another container has the name already: somebody was faster with the same key."""
 
 
-class NetworkGone(InfraError):
+class NetworkGone(SandboxStartFailed):
     """The container's network was removed between its creation and its start."""
 
 
+class ContainerGone(SandboxStartFailed):
+    """The container was removed between its creation and its start: by a rival whose start of it had failed."""
+
+
+class ImageMissing(SandboxStartFailed):
+    """The engine does not have the image."""
+
+
 class Engine:
-    """Calls to one Docker engine. Errors of the SDK pass through, see `ENGINE_ERRORS`."""
+    """Calls to one Docker engine.
+
+    An engine that does not answer is `ProviderUnavailable`. What it answers, an `APIError`, passes through: the
+    caller knows what a refusal means.
+    """
 
     def __init__(self, base_url: str | None, timeout_s: float) -> None:
         self._base_url = base_url
@@ -44,7 +68,12 @@ class Engine:
         self._network_lock = asyncio.Lock()
 
     async def _run(self, call: Callable[[docker.DockerClient], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(self._connected()))
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(self._connected()))
+        except APIError:
+            raise
+        except AWAY_ERRORS as error:
+            raise ProviderUnavailable(f"the Docker engine does not answer: {explain(error)}") from error
 
     def _connected(self) -> docker.DockerClient:
         with self._connecting:
@@ -82,7 +111,7 @@ class Engine:
             return None
 
     async def create(self, arguments: Mapping[str, Any], host: Mapping[str, Any]) -> str:
-        """Create a container and return its id. Raises NameTaken, ConfigError for an image that is not there."""
+        """Create a container and return its id. Raises NameTaken, ImageMissing."""
 
         def call(client: docker.DockerClient) -> str:
             config = client.api.create_host_config(**host)
@@ -91,23 +120,39 @@ class Engine:
         try:
             return await self._run(call)
         except ImageNotFound as error:
-            raise ConfigError(
-                f"desktop image {arguments['image']!r} is not on the Docker host: leave ROLLBOOK_DESKTOP_IMAGE unset "
-                "to have the desktop image built, or load that image there first"
-            ) from error
+            raise ImageMissing(explain(error)) from error
         except APIError as error:
             if error.status_code == 409:
                 raise NameTaken(explain(error)) from error
             raise
 
     async def start(self, container_id: str) -> None:
-        """Start a created container; one that runs already is left alone. Raises NetworkGone."""
+        """Start a created container; one that runs already is left alone. Raises NetworkGone, ContainerGone."""
         try:
             await self._run(lambda client: client.api.start(container_id))
         except NotFound as error:
             if "network" in explain(error):
                 raise NetworkGone(explain(error)) from error
+            raise ContainerGone(explain(error)) from error
+
+    async def has_image(self, image: str) -> bool:
+        """Whether the engine has an image of this name or id."""
+        try:
+            await self._run(lambda client: client.images.get(image))
+        except APIError as error:
+            if error.status_code in (400, 404):  # 400: no image can have such a name
+                return False
             raise
+        return True
+
+    async def pull(self, image: str) -> str | None:
+        """Pull an image; None when the engine has it then, else why not."""
+        name, tag = parse_repository_tag(image)
+        try:
+            await self._run(lambda client: client.api.pull(name, tag=tag or "latest"))
+        except APIError as error:
+            return explain(error)
+        return None if await self.has_image(image) else "its registry sent no such image"
 
     async def unpause(self, container_id: str) -> None:
         """Let a paused container run on."""
@@ -127,7 +172,7 @@ class Engine:
         """The last lines that a container printed; empty when they cannot be had."""
         try:
             return bytes(await self._run(lambda client: client.api.logs(container_id, tail=20)))
-        except ENGINE_ERRORS:
+        except (APIError, ProviderUnavailable):
             return b""
 
     async def network(self, deployment: str, egress: str) -> str:
@@ -135,22 +180,36 @@ class Engine:
 
         Its name is unique, because the engine lets two creators make two networks of one name and then starts no
         container in either. Creators at once agree on the oldest and remove their own.
+
+        Raises SandboxStartFailed with the fix when the engine has no address range left for another network.
         """
-        async with self._network_lock:
-            return await self._run(lambda client: _network(client, deployment, egress))
+        try:
+            async with self._network_lock:
+                return await self._run(lambda client: _network(client, deployment, egress))
+        except APIError as error:
+            if any(words in explain(error) for words in NO_NETWORK_LEFT):
+                raise SandboxStartFailed(NO_NETWORK_FIX.format(explain(error))) from error
+            raise
 
-    async def remove_networks(self, deployment: str) -> None:
-        """Remove the deployment's bridges; one that is still in use stays."""
+    async def remove_networks(self, deployment: str) -> int:
+        """Remove the deployment's bridges; one that is still in use stays. Returns how many were removed."""
+        return await self._run(lambda client: remove_networks(client, deployment))
 
-        def call(client: docker.DockerClient) -> None:
-            for row in client.api.networks(filters={"label": f"{LABEL_DEPLOYMENT}={deployment}"}):
-                try:
-                    client.api.remove_network(row["Id"])
-                except APIError as error:
-                    if error.status_code not in (403, 404, 409):
-                        raise
 
-        await self._run(call)
+def remove_networks(client: docker.DockerClient, deployment: str) -> int:
+    """Remove every network with the label of `deployment` that no container is in; returns how many.
+
+    In use (403, 409) and gone already (404) are fine: whoever uses it or removed it knows better.
+    """
+    removed = 0
+    for row in client.api.networks(filters={"label": f"{LABEL_DEPLOYMENT}={deployment}"}):
+        try:
+            client.api.remove_network(row["Id"])
+            removed += 1
+        except APIError as error:
+            if error.status_code not in (403, 404, 409):
+                raise
+    return removed
 
 
 def _network(client: docker.DockerClient, deployment: str, egress: str) -> str:
@@ -166,5 +225,6 @@ def _network(client: docker.DockerClient, deployment: str, egress: str) -> str:
     mine = str(client.api.create_network(**network_arguments(deployment, egress, labels))["Id"])
     agreed = oldest() or mine
     if agreed != mine:
-        client.api.remove_network(mine)
+        with suppress(NotFound):
+            client.api.remove_network(mine)
     return agreed

@@ -52,5 +52,12 @@ class NullProvider:
         """Nothing runs."""
         return []
 
+    async def find_image(self, image: str) -> str | None:
+        """Every image will do: none is used."""
+        return None
+
+    async def tidy(self) -> None:
+        """There is nothing beside."""
+
     async def close(self) -> None:
         """Nothing to close."""

@@ -68,6 +68,8 @@ class SandboxSpec(BaseModel):
     batch: str = ""
     image: str = Field(min_length=1)
     """A Docker image, or whatever the provider calls its templates."""
+    image_field: str = "desktop.image"
+    """Where the image's name comes from, for the message when there is no such image."""
     screen: tuple[int, int] = (1920, 1080)
     """Width and height in pixels; the desktop is ready only when its screenshot has this size."""
     limits: Limits = Limits()
@@ -169,7 +171,9 @@ class Endpoint:
 
 
 class SandboxProvider(Protocol):
-    """Creates, finds and removes desktops. Every method may be repeated."""
+    """Creates, finds and removes desktops. Every method may be repeated, and raises ProviderUnavailable (but for
+    `status`) when the provider does not answer: that proves nothing about any sandbox.
+    """
 
     name: str
 
@@ -178,7 +182,7 @@ class SandboxProvider(Protocol):
 
         On failure, cancellation included, whatever carries the key is removed within `cleanup_timeout_s`, unless
         `ours` says no or cannot say; the original error is raised. Raises CapacityBusy, SandboxStartFailed,
-        ConfigError.
+        ProviderUnavailable.
         """
 
     async def status(self, sandbox_id: str) -> SandboxStatus:
@@ -188,13 +192,19 @@ class SandboxProvider(Protocol):
         """Where a declared port is reached. Raises InvalidInput for another port, SandboxLost for a dead sandbox."""
 
     async def stop(self, sandbox_id: str) -> None:
-        """Remove the sandbox; success when it is gone already. Raises InfraError when that cannot be confirmed."""
+        """Remove the sandbox; success when it is gone already. ProviderUnavailable when that cannot be confirmed."""
 
     async def stop_key(self, key: str) -> int:
         """Remove everything that carries `key`, until nothing has appeared for a while; returns how many."""
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
-        """Sandboxes with all of `labels`, which must name the deployment. Raises InfraError, never a partial list."""
+        """Sandboxes with all of `labels`, which must name the deployment. Never a partial list."""
+
+    async def find_image(self, image: str) -> str | None:
+        """None when sandboxes can be made of `image`, fetched first if need be; else why it cannot be had."""
+
+    async def tidy(self) -> None:
+        """Remove what the provider keeps for this deployment beside sandboxes, if there are none now."""
 
     async def close(self) -> None:
         """Release connections and threads; sandboxes stay."""
