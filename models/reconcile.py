@@ -1,19 +1,36 @@
 """What the Janitor is asked and what it found."""
 
+from typing import Any
+
+from pydantic import Field, ValidationError
+
 from models.base import Wire
+from models.batch import explain
 
 
 class ReconcileRequest(Wire):
     """One run of the Janitor; the deployment is the worker's own, the namespace its client's."""
 
-    min_age_s: float | None = None
+    min_age_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Seconds a row must have been quiet; None takes the worker's setting."""
-    sightings: int = 2
-    """How often a workflow must be missing, in different runs, before anything is concluded."""
+    sightings: int = Field(default=2, ge=2, le=100)
+    """How often a workflow must be missing, one after the other, before anything is concluded."""
+    gap_s: float = Field(default=10.0, gt=0, le=86_400, allow_inf_nan=False)
+    """Seconds between two sightings that count: a repeated activity or a second run right after the first adds none."""
+
+
+def read_request(raw: Any) -> ReconcileRequest:
+    """The request as any client sends it, none at all included; raises ValueError that names the field."""
+    if raw is not None and not isinstance(raw, dict):
+        raise ValueError("the input must be one JSON object, or nothing: min_age_s, sightings, gap_s")
+    try:
+        return ReconcileRequest.model_validate(raw or {})
+    except ValidationError as error:
+        raise ValueError(explain(error)) from error
 
 
 class Reconciled(Wire):
-    """What one run found and did. Lists hold at most 50 names each; the counts are complete."""
+    """What one run found and did. Lists hold a few names each; `totals` says how many there were."""
 
     looked_at: int = 0
     """Rows that claim to be under way."""
@@ -25,12 +42,18 @@ class Reconciled(Wire):
     requeued: list[str] = []
     """Queued rows put back to waiting: their workflow never claimed and is gone."""
     cancelled: list[str] = []
-    """Workflows that still ran although their row had been final for long."""
+    """Workflows that still ran although their row had been final for long: told to end."""
     reaped: list[str] = []
     """Desktops of ended attempts that were still there."""
     strangers: int = 0
     """Desktops with this deployment's label that the ledger does not know: reported, never touched."""
+    finished: list[str] = []
+    """Cancelled batches whose workflow went away before their rows were closed: closed now, with how many rows."""
+    stopped: list[str] = []
+    """Batches that were told to stop and whose workflow is gone: nothing of them runs any more, rows stay planned."""
     unattended: list[str] = []
     """Batches with rows to run and no live workflow: launch them again to go on."""
     doubts: list[str] = []
     """What could not be looked at, so that nothing was concluded from it."""
+    totals: dict[str, int] = {}
+    """How many names each list would have, for lists that have any."""

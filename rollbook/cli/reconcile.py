@@ -18,8 +18,10 @@ from rollbook.janitor import schedule_id
 LISTS = {
     "closed": "closed as reconciled, their workflow is gone",
     "requeued": "put back to waiting, their workflow never claimed",
-    "cancelled": "cancelled, their row was final",
+    "cancelled": "cancelled, their row was closed",
     "reaped": "desktops of ended attempts removed",
+    "finished": "cancelled batches whose workflow went away: their rows were closed for it",
+    "stopped": "stopped batches without a workflow, nothing of them runs; their rows stay planned",
     "unattended": "batches with rows to run and no live workflow: submit their spec again",
     "doubts": "could not be looked at, nothing was concluded",
 }
@@ -34,7 +36,8 @@ def reconcile(
 ) -> None:
     """Hold ledger, workflows and desktops against each other, as the Janitor does on its schedule.
 
-    A workflow counts as gone after two sightings in different runs. Exit code 1 if something could not be looked at.
+    A workflow counts as gone after two sightings, at least ten seconds apart. Exit code 1 if something could not be
+    looked at.
     """
 
     async def work() -> int:
@@ -63,4 +66,5 @@ def _print(done: Reconciled) -> None:
         say(f"{done.strangers} desktops of this deployment that the ledger does not know: `rollbook sandboxes ls`")
     for name, meaning in LISTS.items():
         if found := getattr(done, name):
-            say(f"{len(found)} {meaning}: {', '.join(found)}")
+            total = done.totals.get(name, len(found))
+            say(f"{total} {meaning}: {', '.join(found)}{' …' if total > len(found) else ''}")

@@ -16,7 +16,9 @@ def state_of(batch: BatchRow, counts: Counts, life: Life | None) -> str:
     if whole:
         return "complete"
     if life is not None and life != "running":
-        return "stopped" if batch.stopping else f"interrupted (its workflow is {life})"
+        if batch.stopping:
+            return "stopping" if counts.running else "stopped"
+        return f"interrupted (its workflow is {life})"
     if batch.stopping:
         return "stopping"
     if batch.frozen:

@@ -88,7 +88,7 @@ async def _sweep(system: System) -> None:
         await asyncio.sleep(1.5)
         found: Reconciled = await system.client.execute_workflow(
             names.JANITOR,
-            ReconcileRequest(min_age_s=0.5),
+            ReconcileRequest(min_age_s=0.5, gap_s=0.01),
             id=f"janitor-chaos-{number}",
             task_queue=system.settings.task_queue_orchestrate,
             result_type=Reconciled,

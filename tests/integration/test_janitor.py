@@ -29,7 +29,7 @@ async def system(
 async def _reconcile(system: System, number: int) -> Reconciled:
     result: Reconciled = await system.client.execute_workflow(
         names.JANITOR,
-        ReconcileRequest(min_age_s=0),
+        ReconcileRequest(min_age_s=0, gap_s=0.01),
         id=f"janitor-{system.settings.deployment_id}-{number}",
         task_queue=system.settings.task_queue_orchestrate,
         result_type=Reconciled,

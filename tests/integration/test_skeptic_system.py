@@ -40,7 +40,7 @@ async def running(system: System, batch_id: str, number: int = 2) -> bool:
 async def reconcile(system: System, name: str) -> Reconciled:
     result: Reconciled = await system.client.execute_workflow(
         names.JANITOR,
-        ReconcileRequest(min_age_s=0),
+        ReconcileRequest(min_age_s=0, gap_s=0.01),
         id=f"janitor-{system.settings.deployment_id}-{name}",
         task_queue=system.settings.task_queue_orchestrate,
         result_type=Reconciled,

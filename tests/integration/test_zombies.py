@@ -112,7 +112,7 @@ async def playing(system: System, key: str, attempt: int = 1) -> None:
 async def reconcile(system: System) -> Reconciled:
     found: Reconciled = await system.client.execute_workflow(
         names.JANITOR,
-        ReconcileRequest(min_age_s=0),
+        ReconcileRequest(min_age_s=0, gap_s=0.01),
         id=f"janitor-{uuid.uuid4().hex}",
         task_queue=system.settings.task_queue_orchestrate,
         result_type=Reconciled,
