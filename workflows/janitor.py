@@ -27,7 +27,9 @@ class Janitor:
         )
         done = {name: found.totals.get(name, 0) for name in ("closed", "requeued", "reaped", "finished", "doubts")}
         workflow.set_current_details(
-            ", ".join(f"{name} {number}" for name, number in {"alive": found.alive, "missing": found.missing, **done}.items())
+            ", ".join(
+                f"{name} {number}" for name, number in {"alive": found.alive, "missing": found.missing, **done}.items()
+            )
         )
         return found
 

@@ -29,6 +29,7 @@ from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxInfo, SandboxSt
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 OPEN = Counts(planned=4, waiting=1, running=1, admitted=2)
+LEFT = Counts(planned=4, waiting=3, admitted=1)
 WHOLE = Counts(planned=4, admitted=3, masked=1)
 
 
@@ -68,7 +69,8 @@ def batch(**changes: Any) -> BatchRow:
         ({"paused": True}, OPEN, "running", "paused"),
         ({"paused": True, "frozen": True}, OPEN, "running", "frozen"),
         ({"stopping": True}, OPEN, "running", "stopping"),
-        ({"stopping": True}, OPEN, "completed", "stopped"),
+        ({"stopping": True}, OPEN, "completed", "stopping"),  # terminated meanwhile: some of it still runs
+        ({"stopping": True}, LEFT, "completed", "stopped"),
         ({"stopping": True}, WHOLE, "completed", "complete"),
         ({"cancelling": True}, OPEN, "running", "cancelling"),
         ({"cancelling": True}, WHOLE, "canceled", "cancelled"),
@@ -221,7 +223,9 @@ def test_psql_gets_the_password_by_environment_and_a_read_only_session() -> None
     assert found["PGPASSWORD"] == "s3cret"
     assert (found["PGHOST"], found["PGPORT"], found["PGUSER"]) == ("db.example", "5433", "me")
     assert found["PGSSLMODE"] == "require"
-    assert "default_transaction_read_only=on" in found["PGOPTIONS"]
+    assert found["PGOPTIONS"] == "-c default_transaction_read_only=on -c role=rollbook_reader"
+    given = psql_environment("postgresql://me@db.example/rollbook?options=-c%20search_path%3Dours", None)
+    assert given["PGOPTIONS"] == "-c search_path=ours -c default_transaction_read_only=on"
     assert found["PATH"] == os.environ["PATH"]
 
 
