@@ -325,6 +325,28 @@ async def test_a_refused_export_leaves_nothing(kit: Kit, tmp_path: Path) -> None
     assert names_in(tmp_path) == []
 
 
+class DecidedAnew:
+    """A ledger whose decisions change between the plan and the attempts."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    async def rollouts_of(self, batch_id: str) -> list[dict[str, Any]]:
+        return [row | {"admitted": False} for row in await self._ledger.rollouts_of(batch_id)]
+
+
+async def test_rows_and_metrics_are_of_the_same_decisions(kit: Kit, tmp_path: Path) -> None:
+    (key,) = await kit.keys(**ONE)
+    await kit.run(key)
+    ledger: Any = DecidedAnew(kit.ledger)
+    with pytest.raises(InvalidInput, match="decided anew while it was read"):
+        await export_gym(ledger, NoArtifacts(), kit.batch_id, tmp_path / "gym.jsonl")
+    assert names_in(tmp_path) == []
+
+
 async def test_a_half_group_is_seen_to_be_half(kit: Kit, tmp_path: Path) -> None:
     keys = await kit.keys(samples=4, **ONE)
     for key in keys[:2]:
