@@ -197,6 +197,7 @@ def test_parser_ids_belong_to_protocol_ids() -> None:
         "pyautogui-code-v1": "pyautogui-code-parser-v1",
         "computer-tool-v1": "computer-tool-parser-v1",
         "nano-omni-style-v1": "nano-omni-style-parser-v1",
+        "pyautogui-plain-v1": "pyautogui-plain-parser-v1",
     }
 
 
@@ -224,6 +225,10 @@ GOLDEN = {
     ("nano-omni-style-v1", "fixed"): "8b0749af3fb9c1216172ce031f442cd4d2e38bca4daa413b20655b49293eec90",
     ("nano-omni-style-v1", "sink"): "e3d2b829a30e56cfa0d8b9a73d2f3b108d7ed5cc87b09c13065449d6dd341f03",
     ("nano-omni-style-v1", "guided"): "47425f8d96ae41cbe36c6d0e4e2fd87b1e0d0f9837a2e66ed22ba37e0cd55278",
+    ("pyautogui-plain-v1", "first"): "febf0ef67fa755acc6a2a940a3ef7c4830315e285e4960efd5cfeec97c97fcc4",
+    ("pyautogui-plain-v1", "fixed"): "7200a34dbb3f6643117606ee1a439d22167de04150073037d42ef90ab5023ee5",
+    ("pyautogui-plain-v1", "sink"): "bce33a17ca20dcd7c5ac66de99af3caadb35e3d4acfdfbcc7c02fcda1403a205",
+    ("pyautogui-plain-v1", "guided"): "1ff9a4321eb5de9c48ae277a7bde59dfcc527bf5babc5ee8e69f50ba94cfe335",
 }
 """Digests of whole requests. A changed prompt is a new protocol id: never correct one of these."""
 
@@ -274,6 +279,8 @@ def test_a_reply_that_follows_the_prompt_is_understood(protocol_id: str) -> None
             assert spoken.parse(ReplyView("", None, [call]), SCREEN, SENT).error is None
         return
     system = texts(spoken.render(inputs(FIXED_2, [])))[0]
-    form = system[system.index("## Thought:") : system.index("\n\nRules")]
+    plain = protocol_id == "pyautogui-plain-v1"
+    first, last = ("```python", "\n\n- It is") if plain else ("## Thought:", "\n\nRules")
+    form = system[system.index(first) : system.index(last)]
     said = form.replace("the code of this action", "pyautogui.click(0.1, 0.2)")
     assert spoken.parse(ReplyView(said), SCREEN, SENT).actions == ["pyautogui.click(192, 216)"]

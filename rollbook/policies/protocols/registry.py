@@ -9,12 +9,14 @@ from models.batch import explain
 from rollbook.errors import InvalidInput
 from rollbook.policies.protocols.base import ModelProtocol, ProtocolOptions
 from rollbook.policies.protocols.computer_tool import ToolProtocol
+from rollbook.policies.protocols.plain_code import PlainProtocol
 from rollbook.policies.protocols.pyautogui_code import CodeProtocol
 
 PARSERS = {
     "pyautogui-code-v1": "pyautogui-code-parser-v1",
     "computer-tool-v1": "computer-tool-parser-v1",
     "nano-omni-style-v1": "nano-omni-style-parser-v1",
+    "pyautogui-plain-v1": "pyautogui-plain-parser-v1",
 }
 """The parser id of each protocol id."""
 
@@ -46,5 +48,7 @@ def protocol(protocol_id: str, options: ProtocolOptions | Mapping[str, Any] | No
             raise InvalidInput(f"agent_options: {explain(error)}") from error
     if protocol_id == "computer-tool-v1":
         return ToolProtocol(protocol_id, parser_id, options)
+    if protocol_id == "pyautogui-plain-v1":
+        return PlainProtocol(protocol_id, parser_id, options)
     ours = protocol_id == "pyautogui-code-v1"
     return CodeProtocol(protocol_id, parser_id, options, key_names=ours, name_limit=ours)

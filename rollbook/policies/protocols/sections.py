@@ -7,7 +7,8 @@ _HEADING = re.compile(r"^ {0,3}#{2,6}[ \t]*(?:\*+[ \t]*)?(thought|action|code)\b
 _FENCE = re.compile(r"^\s*(`{3,}|~{3,})(.*)$")
 _TAG = re.compile(r"^[A-Za-z][A-Za-z0-9_+.-]*$")
 _TAGGED = re.compile(r"^(?:python3?|py)\s+(?=\S)", re.IGNORECASE)
-_WORDS = ("WAIT", "DONE", "FAIL")
+WORDS = ("WAIT", "DONE", "FAIL")
+"""What may stand for code."""
 
 
 @dataclass
@@ -63,6 +64,19 @@ def sections_of(text: str) -> list[Section]:
     return found
 
 
+def fenced(text: str) -> tuple[list[Block], str]:
+    """The fenced blocks of a text, and the text without them."""
+    blocks: list[Block] = []
+    rest: list[str] = []
+    fence = ""
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        before, known = fence, len(blocks)
+        fence = _follow(blocks, fence, line)
+        if not before and len(blocks) == known:
+            rest.append(line)
+    return blocks, "\n".join(rest).strip()
+
+
 def _follow(blocks: list[Block], fence: str, line: str) -> str:
     """Take a line into the fenced blocks; returns the fence that is open after it, or an empty text."""
     if not fence:
@@ -73,7 +87,7 @@ def _follow(blocks: list[Block], fence: str, line: str) -> str:
         fence, first = opening[1], opening[2].strip()
         ending = first.endswith(fence)
         first = first.removesuffix(fence).strip() if ending else first
-        if not _TAG.match(first) or first in _WORDS:
+        if not _TAG.match(first) or first in WORDS:
             first = _TAGGED.sub("", first)
             blocks[-1].lines += [first] if first else []
         blocks[-1].closed = ending
