@@ -17,6 +17,7 @@ import docker
 import pytest
 
 from rollbook.cli import main, submit
+from tests.integration.ledgerkit import behind_the_guards
 from tests.system import System, null_spec, running_system, small_tasks, system_settings
 
 FIVE = {f"t{number:03d}" for number in range(5)}
@@ -265,6 +266,22 @@ async def test_an_audit_finds_a_deleted_artifact(
     finally:
         path.write_bytes(kept)
     assert (await rollbook("audit", "cli-10")).code == 0
+
+
+async def test_an_audit_finds_a_changed_score(
+    rollbook: Rollbook, spec_file: Callable[..., str], system: System
+) -> None:
+    await rollbook("submit", spec_file(), "--batch-id", "cli-13", "--watch")
+    assert (await rollbook("audit", "cli-13")).code == 0
+    key = "cli-13/os/t000/0"
+    change = "UPDATE outcome SET score = :score, reward = :score WHERE rollout_key = :key"
+    assert await behind_the_guards(system.ledger, change, key=key, score=0.0) == 1
+    audit = await rollbook("audit", "cli-13")
+    assert audit.code == 1
+    assert key in audit.out
+    assert key in (await rollbook("audit", "cli-13", "--json")).out
+    await behind_the_guards(system.ledger, change, key=key, score=1.0)
+    assert (await rollbook("audit", "cli-13")).code == 0
 
 
 async def test_without_a_worker_submit_says_so(

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from temporalio.api.common.v1 import Payload
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.common import RawValue
 
 from models import names
@@ -31,6 +33,13 @@ async def system(
         await system.register_tasks("three", small_tasks(3))
         await system.register_tasks("web", [{**small_tasks(1)[0], "id": "w0", "proxy": True}])
         yield system
+
+
+async def count(system: System, table: str, batch_id: str) -> int:
+    """Rows of a batch in a table."""
+    async with system.ledger.engine.connect() as connection:
+        query = text(f"SELECT count(*) FROM {table} WHERE rollout_key LIKE :prefix")
+        return int((await connection.execute(query, {"prefix": f"{batch_id}/%"})).scalar_one())
 
 
 class Cli:
@@ -188,6 +197,29 @@ async def test_signals_before_the_first_workflow_task(
         assert (control.paused, control.concurrency) == (True, 5)
         await handle.signal("resume")
         assert (await handle.result()).counts.admitted == 6
+
+
+@pytest.mark.parametrize(("verb", "planned"), [("stop", 6), ("cancel", 0)])
+async def test_an_end_asked_for_before_the_first_workflow_task(
+    cli: Cli, scratch: Path, module_database_url: str, temporal_address: str, verb: str, planned: int
+) -> None:
+    """No worker polls yet. Stopped: every row is planned, none ran. Cancelled: nothing is planned."""
+    batch_id, late_name = f"early-{verb}", f"late-{verb}"
+    settings = system_settings(scratch / late_name, module_database_url, late_name, pump_slice_s=1)
+    async with running_system(settings, temporal_address, workers=False) as late:
+        handle = await late.start_batch(null_spec("three", samples=2), batch_id)
+        asked = ("signal", "--name", "stop") if verb == "stop" else ("cancel",)
+        code, output = await cli.run("workflow", *asked, "--workflow-id", batch_id)
+        assert code == 0, output
+    async with running_system(settings, temporal_address) as late:
+        if verb == "stop":
+            assert (await handle.result()).state == "stopped"
+        else:
+            with pytest.raises(WorkflowFailureError):
+                await handle.result()
+            assert (await handle.describe()).status is WorkflowExecutionStatus.CANCELED
+        assert await count(late, "rollout", batch_id) == planned
+        assert await count(late, "attempt", batch_id) == 0
 
 
 async def test_cancel_from_the_command_line(system: System, cli: Cli) -> None:

@@ -12,7 +12,6 @@ from tests.system import System, null_spec, running_system, small_tasks, system_
 
 @pytest.fixture(scope="module")
 async def system(scratch: Path, module_database_url: str, temporal_address: str) -> AsyncIterator[System]:
-    # the draws of rehearsed endings depend on the deployment: a fixed one, so that they are the same in every run
     settings = system_settings(scratch / "null", module_database_url, "rehearsed")
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("five", small_tasks(5))
@@ -63,6 +62,20 @@ async def test_rehearsed_failures_are_masked_never_scored(system: System) -> Non
     assert result.counts.admitted + result.counts.masked == 60
     report = await system.audit("null-5")
     assert report.ok, report.findings
+
+
+async def test_a_hundred_steps_fit_the_history_budget(system: System) -> None:
+    """DESIGN §3: about 1,200 events and well under 1 MB per 100 steps, no payload above 16 KB."""
+    spec = null_spec("five", tasks={"ids": ["t000"]}, policy={"kind": "noop", "waits": 99}, limits={"max_steps": 100})
+    assert (await system.run_batch(spec, "null-7")).counts.admitted == 1
+    history = await system.client.get_workflow_handle("null-7/os/t000/0").fetch_history()
+    assert {"a1-s001-act", "a1-s100-decide"} <= {
+        event.activity_task_scheduled_event_attributes.activity_id for event in history.events
+    }
+    assert len(history.events) <= 1300
+    sizes = [event.ByteSize() for event in history.events]
+    assert sum(sizes) < 600_000
+    assert max(sizes) < 16_384
 
 
 async def test_cancel_closes_every_row(system: System) -> None:
