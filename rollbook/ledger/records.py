@@ -25,6 +25,18 @@ Action = Annotated[str, BeforeValidator(storable)]
 """An action as it will run."""
 
 
+LARGEST_COUNT = 2**31 - 1
+"""The largest number of an integer column."""
+
+
+def _countable(value: Any) -> Any:
+    return None if type(value) is int and not 0 <= value <= LARGEST_COUNT else value
+
+
+Count = Annotated[int | None, BeforeValidator(_countable)]
+"""A number that others counted; null when no column can hold it (their own words are in the artifact store)."""
+
+
 @dataclass(frozen=True, slots=True)
 class RegisteredSet:
     """A task set under its name."""
@@ -145,8 +157,8 @@ class ModelCall(Wire):
     response: ArtifactRef | None = None
     model_name: Clean | None = None
     model_version: Clean | None = None
-    prompt_tokens: int | None = Field(default=None, ge=0)
-    completion_tokens: int | None = Field(default=None, ge=0)
+    prompt_tokens: Count = None
+    completion_tokens: Count = None
     latency_s: Seconds | None = None
     telemetry: CleanJson | None = None
     image: ArtifactRef | None = None

@@ -243,7 +243,6 @@ def test_a_reply_in_its_parts() -> None:
         {},
         {"choices": []},
         {"choices": [{"message": {"content": "a"}}, {"message": {"content": "b"}}]},
-        {"choices": [{"message": None}]},
         {"choices": [{"message": {"content": "half"}, "finish_reason": "abort"}]},
         {"error": {"message": "upstream died", "code": 502}},
     ],

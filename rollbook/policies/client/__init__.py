@@ -1,11 +1,12 @@
 """Talks to models: an OpenAI-compatible chat-completions client over bounded pools, one per endpoint profile."""
 
-from rollbook.policies.client.client import ModelClient, ModelClients
+from rollbook.policies.client.client import Exchanged, ModelClient, ModelClients
 from rollbook.policies.client.errors import (
     AuthFailed,
     BadRequest,
     CallError,
     ContextOverflow,
+    OutOfTime,
     RateLimited,
     TransportFailed,
 )
@@ -21,8 +22,10 @@ __all__ = [
     "ChatRequest",
     "ContextOverflow",
     "EndpointProfile",
+    "Exchanged",
     "ModelClient",
     "ModelClients",
+    "OutOfTime",
     "RateLimited",
     "Sampling",
     "TransportFailed",

@@ -9,26 +9,50 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import httpx
 
 from rollbook.errors import ConfigError, ModelTimeout
-from rollbook.policies.client.errors import TransportFailed
+from rollbook.policies.client.errors import OutOfTime, TransportFailed
 from rollbook.policies.client.faults import refusal
 from rollbook.policies.client.headers import OWN_PREFIX, correlation_headers
 from rollbook.policies.client.profile import EndpointProfile, load_profiles
 from rollbook.policies.client.reply import Asked, ChatReply, read_reply
 from rollbook.policies.client.request import ChatRequest, digest_of, request_body, serialise, with_media
-from rollbook.redaction import redact
+from rollbook.redaction import redact, redact_bytes
 from rollbook.settings import Settings
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn closes an idle connection: a request must not meet one that is just closing."""
 
 LARGEST_REPLY = 64 * 1024 * 1024
+"""Bytes of an answer that are read, and kept: a bound for the worker's memory, far above any model's answer."""
 
 ECHOED = tuple(OWN_PREFIX + name for name in ("execution-id", "rollout-key", "attempt-index", "step", "parse-attempt"))
 """Correlation headers which an answer may echo, but only as they were sent."""
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """A call that was made, and what the server answered, unread."""
+
+    status: int
+    headers: Mapping[str, str]
+    """As the server sent them."""
+    raw: bytes
+    asked: Asked
+    sent_headers: Mapping[str, str]
+    """The correlation of the call."""
+    queued_s: float
+    latency_s: float
+
+    def reply(self) -> ChatReply:
+        """Read the answer. Raises one of `errors.py` when it is no completed call; the error keeps the body."""
+        if self.status != 200:
+            raise refusal(self.status, self.raw, self.headers, self.asked.max_output_tokens, self.asked.model)
+        _same_call(self.sent_headers, self.headers, self.raw)
+        return read_reply(self.raw, self.asked, queued_s=self.queued_s, latency_s=self.latency_s)
 
 
 class ModelClient:
@@ -40,10 +64,15 @@ class ModelClient:
         self._http = _http_client(profile)
 
     async def chat(self, request: ChatRequest) -> ChatReply:
-        """One completion.
+        """One completion, read: `send`, then `Exchanged.reply`; raises as they do."""
+        return (await self.send(request)).reply()
 
-        Raises ModelTimeout after `request.timeout_s`, one of `errors.py` when there is no reply, InvalidInput for a
-        request that cannot be sent. Waiting for a free connection is not part of the deadline.
+    async def send(self, request: ChatRequest) -> Exchanged:
+        """Make one call. What the server answered is not judged here: once it is there, nothing may lose it.
+
+        Raises ModelTimeout after `request.timeout_s`, TransportFailed when there is no whole answer, InvalidInput for
+        a request that cannot be sent, OutOfTime when no connection was free within `request.queue_s`. Waiting for one
+        is not part of the deadline.
         """
         body = request_body(request, self.profile.api)
         kept = serialise(body)
@@ -57,14 +86,24 @@ class ModelClient:
         )
         headers = correlation_headers(request.correlation)
         asked_at = time.monotonic()
-        async with self._slots:
+        async with self._slot(request.queue_s):
             began = time.monotonic()
             status, answered, raw = await self._exchange(sent, headers, request.timeout_s)
             latency_s = time.monotonic() - began
-        if status != 200:
-            raise refusal(status, raw, answered, asked.max_output_tokens, request.model)
-        _same_call(headers, answered)
-        return read_reply(raw, asked, queued_s=began - asked_at, latency_s=latency_s)
+        return Exchanged(status, answered, raw, asked, headers, queued_s=began - asked_at, latency_s=latency_s)
+
+    @asynccontextmanager
+    async def _slot(self, queue_s: float | None) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(queue_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            where = f"endpoint {self.profile.name!r}: max_connections {self.profile.max_connections}"
+            raise OutOfTime(f"{where}: none was free within {queue_s:g} s") from None
+        try:
+            yield
+        finally:
+            self._slots.release()
 
     async def models(self, timeout_s: float = 30.0) -> list[str]:
         """Ids of the models that the endpoint lists; raises as `chat` does."""
@@ -85,13 +124,19 @@ class ModelClient:
         self, body: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[int, httpx.Headers, bytes]:
         url = f"{self.profile.base_url}/chat/completions"
-        async with (
-            self._deadline(timeout_s),
-            self._http.stream(
-                "POST", url, content=body, headers={**headers, "content-type": "application/json"}
-            ) as answer,
-        ):
-            return answer.status_code, answer.headers, await _whole(answer)
+        came = bytearray()
+        try:
+            async with (
+                self._deadline(timeout_s),
+                self._http.stream(
+                    "POST", url, content=body, headers={**headers, "content-type": "application/json"}
+                ) as answer,
+            ):
+                await _receive(answer, came)
+                return answer.status_code, answer.headers, bytes(came)
+        except TransportFailed as error:
+            error.body = error.body or redact_bytes(bytes(came))  # half a reply is evidence too
+            raise
 
     @asynccontextmanager
     async def _deadline(self, timeout_s: float) -> AsyncIterator[None]:
@@ -131,22 +176,21 @@ def _http_client(profile: EndpointProfile) -> httpx.AsyncClient:
     )
 
 
-async def _whole(answer: httpx.Response) -> bytes:
-    chunks = bytearray()
+async def _receive(answer: httpx.Response, came: bytearray) -> None:
     async for chunk in answer.aiter_bytes():
-        chunks += chunk
-        if len(chunks) > LARGEST_REPLY:
-            raise TransportFailed(f"the reply is longer than {LARGEST_REPLY} bytes", status=answer.status_code)
-    return bytes(chunks)
+        came += chunk
+        if len(came) > LARGEST_REPLY:
+            del came[LARGEST_REPLY:]
+            said = f"the reply is longer than {LARGEST_REPLY} bytes"
+            raise TransportFailed(said, status=answer.status_code, body=bytes(came))
 
 
-def _same_call(sent: Mapping[str, str], answered: Mapping[str, str]) -> None:
+def _same_call(sent: Mapping[str, str], answered: Mapping[str, str], raw: bytes) -> None:
     """An answer that names another call than ours was mixed up on its way: it must not become ours."""
     for name in ECHOED:
         if name in sent and name in answered and answered[name] != sent[name]:
-            raise TransportFailed(
-                f"the answer belongs to another call: {name} is not the one that was sent", status=200
-            )
+            said = f"the answer belongs to another call: {name} is not the one that was sent"
+            raise TransportFailed(said, status=200, body=raw)
 
 
 class ModelClients:

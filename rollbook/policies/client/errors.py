@@ -7,17 +7,18 @@ ModelCallFailed            (rollbook.errors) reason model_call_failed
 ├── BadRequest             another 4xx: repeating it cannot help
 └── TransportFailed        5xx, refused, reset, cut, or no chat completion: repeating it may help
 ModelTimeout               (rollbook.errors) reason model_timeout: the deadline of the call passed
+OutOfTime                  no call was made: the time of this try does not suffice for one; another try goes on
 """
 
 from typing import ClassVar, Literal
 
-from rollbook.errors import ModelCallFailed
+from rollbook.errors import ModelCallFailed, RollbookError
 from rollbook.redaction import redact, redact_bytes
 
 FailureKind = Literal["context_overflow", "transport_error"]
 
 BODY_LIMIT = 16 * 1024
-"""Bytes of an error's body that are kept as evidence."""
+"""Bytes of a refusal's body that are kept as evidence. The body of a 200 is a model's answer: it is kept whole."""
 
 
 class CallError(ModelCallFailed):
@@ -32,7 +33,7 @@ class CallError(ModelCallFailed):
         super().__init__(redact(message))
         self.status = status
         """HTTP status; None when there was no answer."""
-        self.body = redact_bytes(body[:BODY_LIMIT])
+        self.body = redact_bytes(body if status in (None, 200) else body[:BODY_LIMIT])
 
 
 class ContextOverflow(CallError):
@@ -64,3 +65,7 @@ class TransportFailed(CallError):
     """No reply, half a reply, a server error, or something that is no chat completion."""
 
     repeatable = True
+
+
+class OutOfTime(RollbookError):
+    """Nothing was asked: another try of the step has the time for it, and goes on from the rows there are."""

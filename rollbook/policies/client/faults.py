@@ -1,12 +1,12 @@
 """What a server's refusal means."""
 
-import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from rollbook.policies.client.document import read_json
 from rollbook.policies.client.errors import (
     AuthFailed,
     BadRequest,
@@ -51,8 +51,8 @@ def complaint(body: bytes) -> str:
 def _words(body: bytes) -> str:
     plain = body[: 64 * 1024].decode(errors="replace")
     try:
-        found: Any = json.loads(body)
-    except (ValueError, RecursionError):
+        found: Any = read_json(body)
+    except ValueError:
         return plain
     error = found.get("error", found) if isinstance(found, dict) else found
     if isinstance(error, dict):

@@ -4,7 +4,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from rollbook.policies.client.errors import TransportFailed
+from models.identity import canonical_json
+from rollbook.ledger.records import LARGEST_COUNT
+from rollbook.ledger.storable import storable
+from rollbook.policies.client.document import read_json
+from rollbook.policies.client.errors import CallError, TransportFailed
 from rollbook.policies.client.faults import complaint, refusal
 from rollbook.policies.client.tokens import WITHHELD, token_evidence, without_tokens
 from rollbook.redaction import redact_bytes, redact_value
@@ -43,6 +47,11 @@ class ChatReply:
     """Seconds until a connection of the pool was free."""
     latency_s: float
     """Seconds from sending the request to the last byte of the reply."""
+    normalization_error: str | None = None
+    """Why the answer is not of the API's form, though the call was completed. Its content stands in `content` as it
+    was given, its tokens are kept, and no protocol may act upon it (upstream contract §3.1)."""
+    routed_experts: list[Any] | str | None = None
+    """Which experts each token was routed to, as the server gave it."""
 
     @property
     def token_evidence_problem(self) -> str | None:
@@ -52,7 +61,7 @@ class ChatReply:
     def tokens(self, which: str) -> int | None:
         """`prompt` or `completion` tokens as the server counted them."""
         found = self.usage.get(f"{which}_tokens")
-        return found if type(found) is int and found >= 0 else None
+        return found if type(found) is int and 0 <= found <= LARGEST_COUNT else None
 
 
 @dataclass(frozen=True)
@@ -69,27 +78,41 @@ class Asked:
 def read_reply(raw: bytes, asked: Asked, queued_s: float, latency_s: float) -> ChatReply:
     """Take a 200 apart. Raises TransportFailed for what is no chat completion, or the error that it reports.
 
-    Everything is read after redaction, so that what is kept and what is acted upon are the same.
+    Nothing else is raised, and the error keeps the whole body. One choice makes a completed call, of whatever form.
     """
+    try:
+        return _read(raw, asked, queued_s, latency_s)
+    except CallError:
+        raise
+    except Exception as error:  # a form that nobody foresaw: a failed call like others, or it would be asked for ever
+        said = f"{type(error).__name__}: {error}"[:300]
+        raise TransportFailed(f"the reply cannot be read ({said})", status=200, body=raw) from error
+
+
+def _read(raw: bytes, asked: Asked, queued_s: float, latency_s: float) -> ChatReply:
+    """Everything is read after redaction, so that what is kept and what is acted upon are the same."""
     received = _document(raw)
     reply = redact_value(received)
     withheld = reply != received or redact_bytes(asked.kept) != asked.kept
     if withheld:
-        reply = without_tokens(reply)
-        raw = json.dumps(reply, ensure_ascii=False).encode(errors="replace")
+        reply = storable(without_tokens(reply))
+        raw = json.dumps(reply, ensure_ascii=False).encode()
     if "error" in reply and not reply.get("choices"):  # some gateways report failures with status 200
-        raise refusal(_status_within(reply), raw, {}, asked.max_output_tokens)
+        failure = refusal(_status_within(reply), raw, {}, asked.max_output_tokens)
+        failure.body = redact_bytes(raw)
+        raise failure
     choice = _choice(reply, raw)
     if choice.get("finish_reason") == "abort":  # SGLang: the server gave up half way
         raise TransportFailed("the server aborted the generation", status=200, body=raw)
-    message: dict[str, Any] = choice["message"]
+    message, problem = _message(choice)
+    tool_calls = message.get("tool_calls")
+    calls = [call for call in tool_calls if isinstance(call, dict)] if isinstance(tool_calls, list) else []
+    content, unlike_text = _content(message.get("content"), calls)
     evidence = WITHHELD if withheld else token_evidence(reply, choice)
-    meta = choice.get("meta_info")
-    version = reply.get("system_fingerprint") or (meta.get("weight_version") if isinstance(meta, dict) else None)
     return ChatReply(
-        content=_text(message.get("content")),
+        content=content,
         reasoning=_text(message.get("reasoning_content")) or _text(message.get("reasoning")),
-        tool_calls=[call for call in message.get("tool_calls") or [] if isinstance(call, dict)],
+        tool_calls=calls,
         finish_reason=_text(choice.get("finish_reason")),
         prompt_token_ids=evidence.prompt_token_ids,
         sampled_token_ids=evidence.sampled_token_ids,
@@ -97,20 +120,22 @@ def read_reply(raw: bytes, asked: Asked, queued_s: float, latency_s: float) -> C
         token_evidence_problems=evidence.problems,
         usage=reply["usage"] if isinstance(reply.get("usage"), dict) else {},
         model_name=_text(reply.get("model")) or asked.model,
-        model_version=None if version is None else str(version),
+        model_version=_version(reply, choice),
         raw=raw,
         request=asked.kept,
         request_digest=asked.digest,
         sent_digest=asked.sent_digest,
         queued_s=queued_s,
         latency_s=latency_s,
+        normalization_error=problem or unlike_text,
+        routed_experts=evidence.routed_experts,
     )
 
 
 def _document(raw: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        found = read_json(raw)
+    except ValueError as error:
         raise TransportFailed(f"the reply is not JSON ({error}): {complaint(raw)}", status=200, body=raw) from None
     if not isinstance(found, dict):
         raise TransportFailed(f"the reply is not a chat completion: {complaint(raw)}", status=200, body=raw)
@@ -122,10 +147,35 @@ def _choice(reply: dict[str, Any], raw: bytes) -> dict[str, Any]:
     if not isinstance(choices, list) or len(choices) != 1:
         found = f"{len(choices)} choices" if isinstance(choices, list) else "no choices"
         raise TransportFailed(f"the reply has {found} where one was asked for: {complaint(raw)}", status=200, body=raw)
-    choice = choices[0]
-    if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
-        raise TransportFailed(f"the reply's choice has no message: {complaint(raw)}", status=200, body=raw)
-    return choice
+    return choices[0] if isinstance(choices[0], dict) else {"message": choices[0]}
+
+
+def _message(choice: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """The message, and what is wrong with its form. Upstream keeps what is no message as the content of one."""
+    message = choice.get("message")
+    if isinstance(message, dict):
+        return message, None
+    return {"content": message}, f"the choice's message is {_kind(message)}, not an object"
+
+
+def _content(value: Any, tool_calls: list[dict[str, Any]]) -> tuple[str | None, str | None]:
+    """The content, and what is wrong with its form: what is no text is kept as JSON, unless tool calls say it all."""
+    if value is None or isinstance(value, str | list):
+        return _text(value), None
+    if tool_calls:
+        return None, None
+    return canonical_json(value), f"the message's content is {_kind(value)}, not text"
+
+
+def _kind(value: Any) -> str:
+    kinds = {type(None): "missing", str: "a text", list: "an array", dict: "an object", bool: "a truth value"}
+    return kinds.get(type(value), "a number")
+
+
+def _version(reply: dict[str, Any], choice: dict[str, Any]) -> str | None:
+    meta = choice.get("meta_info")
+    version = reply.get("system_fingerprint") or (meta.get("weight_version") if isinstance(meta, dict) else None)
+    return str(version) if isinstance(version, str | int | float) else None
 
 
 def _status_within(reply: dict[str, Any]) -> int:

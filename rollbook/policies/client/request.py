@@ -74,6 +74,8 @@ class ChatRequest:
     sampling: Sampling = Sampling()
     timeout_s: float = 300.0
     """Deadline of the call, from the moment a connection of the pool is free for it."""
+    queue_s: float | None = None
+    """Longest wait for a free connection; None waits for ever."""
     correlation: Mapping[str, object] = field(default_factory=dict)
     """Field name → value, sent as headers (see `headers.py`)."""
 

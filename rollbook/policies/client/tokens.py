@@ -4,16 +4,24 @@ Where they stand:
 - vLLM: `prompt_token_ids` of the reply, `token_ids` of the choice, `logprobs.content[].logprob`.
 - SGLang: `prompt_token_ids` of the choice, `meta_info.output_token_logprobs`, entries `[logprob, token id, text]`.
 - older vLLM: `logprobs.content[].token` as `token_id:<id>`.
+- NeMo Gym: `prompt_token_ids`, `generation_token_ids`, `generation_log_probs` of the message.
 
 Ids are non-negative integers, at least one; log probabilities are finite; both are equally many. What breaks a rule is
 left out and named, never mended.
+
+Servers of mixtures of experts may tell to which experts each token was routed (`routed_experts`): in the choice (vLLM),
+the message (NeMo Gym), `meta_info` or `sgl_ext` (SGLang). It is kept as the server wrote it, an array or base64.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
+from rollbook.ledger.storable import storable
+
 _TOKEN_ID = "token_id:"
+_LARGEST_ID = 2**31 - 1
+"""Every tokenizer numbers its tokens within 32 bits; an id beyond is none."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,8 @@ class TokenEvidence:
     sampled_logprobs: list[float] | None
     problems: tuple[str, ...]
     """Why the evidence is incomplete: reasons of the closed set; empty when it is complete."""
+    routed_experts: list[Any] | str | None = None
+    """As the server gave them; None where it did not. No reason of its own: few servers do."""
 
 
 WITHHELD = TokenEvidence(
@@ -32,7 +42,8 @@ WITHHELD = TokenEvidence(
 )
 """For a call out of which a secret was taken: its tokens would still spell it."""
 
-_SPELLING = ("token_ids", "prompt_token_ids", "logprobs", "meta_info")
+_EXTENSIONS = ("meta_info", "sgl_ext", "sglext")
+_SPELLING = ("token_ids", "prompt_token_ids", "logprobs", "routed_experts", *_EXTENSIONS)
 
 
 def without_tokens(reply: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +57,7 @@ def without_tokens(reply: dict[str, Any]) -> dict[str, Any]:
 def _unspelled(choice: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in choice.items() if key not in _SPELLING}
     if isinstance(kept.get("message"), dict):
-        spelled = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+        spelled = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
         kept["message"] = {key: value for key, value in kept["message"].items() if key not in spelled}
     return kept
 
@@ -65,7 +76,15 @@ def token_evidence(reply: dict[str, Any], choice: dict[str, Any]) -> TokenEviden
     numbers = _logprobs(logprobs, problems)
     if sampled_ids is not None and numbers is not None and len(sampled_ids) != len(numbers):
         problems.append("sampled_token_logprob_length_mismatch")
-    return TokenEvidence(prompt_ids, sampled_ids, numbers, tuple(problems))
+    return TokenEvidence(prompt_ids, sampled_ids, numbers, tuple(problems), _routed_experts(reply, choice))
+
+
+def _routed_experts(reply: dict[str, Any], choice: dict[str, Any]) -> list[Any] | str | None:
+    places = [choice, choice.get("message")]
+    places += [place.get(name) for place in (choice, reply) for name in _EXTENSIONS]
+    given = _first(*(place.get("routed_experts") for place in places if isinstance(place, dict)))
+    kept: list[Any] | str | None = storable(given) if isinstance(given, list | str) and given else None
+    return kept
 
 
 def _first(*values: Any) -> Any:
@@ -94,7 +113,7 @@ def _sampled(choice: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(_LARGEST_ID)) else None
 
 
 def _ids(value: Any, what: str, counted: Any, problems: list[str]) -> list[int] | None:
@@ -103,10 +122,18 @@ def _ids(value: Any, what: str, counted: Any, problems: list[str]) -> list[int] 
         problems.append(f"{what}_unavailable")
         return None
     whole = isinstance(value, list) and bool(value)
-    if not whole or not all(type(one) is int and one >= 0 for one in value) or _other_count(value, counted):
+    if (
+        not whole
+        or not all(type(one) is int and 0 <= one <= _LARGEST_ID for one in value)
+        or _other_count(value, counted)
+    ):
         problems.append(f"{what}_invalid")
         return None
     return list(value)
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST_ID
 
 
 def _other_count(value: list[int], counted: Any) -> bool:
