@@ -2,7 +2,7 @@
 
 from temporalio import activity
 
-from activities.support import Activities, beating, reported, run_id
+from activities.support import Activities, beating, reported, run_id, time_left
 from models import names
 from models.episode import DecideRequest, Decision
 from rollbook.ledger.records import StoredCall
@@ -30,10 +30,9 @@ class PolicyActivities:
         context, stored = known.context, known.call
         if stored is None:
             kind = context.contract["policy"]["kind"]
-            log = LedgerCallLog(
-                ledger, self._services.artifacts, request.attempt, run_id(), request.step, policy_kind=kind
-            )
-            turn = Turn(request.step, context, request.observation, self._services.artifacts.get)
+            artifacts, left = self._services.artifacts, time_left()
+            log = LedgerCallLog(ledger, artifacts, request.attempt, run_id(), request.step, kind, left)
+            turn = Turn(request.step, context, request.observation, artifacts.get, left)
             async with beating():
                 policy = await policy_for(context, self._services)
                 stored = await policy.decide(turn, log)

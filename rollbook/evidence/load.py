@@ -51,6 +51,7 @@ class Tokens:
     prompt_token_ids: list[int] | None = None
     sampled_token_ids: list[int] | None = None
     sampled_logprobs: list[float] | None = None
+    routed_experts: list[Any] | str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As they are exported."""

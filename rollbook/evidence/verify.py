@@ -17,8 +17,7 @@ from rollbook.policies.agent import OVERFLOW, Agent, PlannedCall, Screen, Task
 from rollbook.policies.client import ChatReply, ChatRequest
 from rollbook.policies.client.reply import Asked, read_reply
 from rollbook.policies.client.request import request_body, serialise
-from rollbook.policies.model import said_of, tokens_of
-from rollbook.policies.protocols.base import ReplyView
+from rollbook.policies.model import parsed_of, said_of, tokens_of
 from rollbook.policies.screen import seen
 from rollbook.redaction import redact_bytes
 
@@ -161,9 +160,7 @@ class _Verification:
         if not row["completed"]:
             return
         reply = await self._reply(row)
-        parsed = agent.protocol.parse(
-            ReplyView(reply.content, reply.reasoning, reply.tool_calls, reply.finish_reason), screen.size, screen.sent
-        )
+        parsed = parsed_of(agent.protocol, reply, screen)
         failed = parsed.failure_kind is not None
         wanted_row = {
             "actions": storable([] if failed else parsed.actions),

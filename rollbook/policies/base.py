@@ -5,6 +5,7 @@ step limits, deadlines or scores (upstream contract §1.1). Each of its calls is
 given before the next one is made, so that a crash costs no answer and adds none.
 """
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ class Turn:
     observation: Observation
     read_artifact: Callable[[str], Awaitable[bytes]]
     """Bytes of an artifact by digest, for instance the screenshot's."""
+    time_left: Callable[[], float] = lambda: math.inf
+    """Seconds until the caller stops waiting: no call may begin that could outlast it."""
 
     @property
     def instruction(self) -> str:

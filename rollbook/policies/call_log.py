@@ -1,15 +1,40 @@
 """The call log of one step over the ledger and the artifact store."""
 
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from obstore.exceptions import BaseError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from models.episode import AttemptRef
 from models.evidence import ArtifactRef
 from rollbook.artifacts import ArtifactStore
+from rollbook.errors import LedgerConflict
 from rollbook.ledger import Ledger
 from rollbook.ledger.records import ModelCall, StoredCall
 from rollbook.policies.base import Answer, summary_of
+from rollbook.redaction import redact
 
 JSON = "application/json"
+
+PATIENCE_S = 600.0
+"""How long an answer waits in the worker for a ledger or a store that is away, in seconds."""
+LONGEST_PAUSE_S = 15.0
+SPARE_S = 5.0
+"""Seconds before the end of the activity's time at which a commit is given up: the error should still be reported."""
+
+_ABOUT_THE_ROW = ("22", "54")
+"""Classes of SQLSTATE for a value that no repetition makes storable: data exceptions, limits of the program."""
+
+log = logging.getLogger(__name__)
+
+
+class Unstorable(LedgerConflict):
+    """No row can hold this call, however often it is tried."""
 
 
 @dataclass(frozen=True)
@@ -22,39 +47,79 @@ class LedgerCallLog:
     run_id: str
     step: int
     policy_kind: str
+    time_left: Callable[[], float] = lambda: math.inf
+    """Seconds that the activity has left."""
 
     async def until_now(self) -> list[StoredCall]:
         """Every committed call up to and including this step, in order."""
         return await self.ledger.calls_until(self.attempt, self.step)
 
     async def commit(self, answer: Answer, parse_attempt: int = 1) -> StoredCall:
-        """Store the bytes, then the row; the row that was committed first counts."""
-        row = ModelCall(
-            step=self.step,
-            parse_attempt=parse_attempt,
-            policy_kind=self.policy_kind,
-            actions=answer.actions,
-            terminal_action=answer.terminal_action,
-            policy_stop_reason=answer.policy_stop_reason,
-            completed=answer.completed,
-            accepted=answer.accepted,
-            parse_error=answer.parse_error,
-            failure_kind=answer.failure_kind,
-            finish_reason=answer.finish_reason,
-            summary=summary_of(answer),
-            prompt=await self._put(answer.prompt, JSON),
-            response=await self._put(answer.response, answer.response_media_type),
-            image=await self._put(answer.image, "image/png"),
-            tokens=await self._put(answer.tokens, JSON),
-            model_name=answer.model_name or None,
-            model_version=answer.model_version,
-            prompt_tokens=answer.prompt_tokens,
-            completion_tokens=answer.completion_tokens,
-            latency_s=answer.latency_s,
-            telemetry=answer.telemetry,
-            said=answer.said,
-        )
-        return await self.ledger.commit_model_call(self.attempt, self.run_id, row)
+        """Store the bytes, then the row; the row that was committed first counts.
+
+        While ledger or store are away it is tried again: the answer exists here only, and to ask for it again would
+        be another answer. Raises Unstorable for what no row can hold.
+        """
+        ends = time.monotonic() + min(PATIENCE_S, self.time_left() - SPARE_S)
+        pause = 0.5
+        while True:
+            try:
+                return await self._commit(answer, parse_attempt)
+            except (SQLAlchemyError, BaseError, OSError) as error:
+                if _hopeless(error):
+                    raise Unstorable(_said(error)) from error
+                if time.monotonic() + pause > ends:
+                    raise
+                log.warning("the answer of step %d waits to be committed: %s", self.step, _said(error))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _commit(self, answer: Answer, parse_attempt: int) -> StoredCall:
+        refs = {
+            "prompt": await self._put(answer.prompt, JSON),
+            "response": await self._put(answer.response, answer.response_media_type),
+            "image": await self._put(answer.image, "image/png"),
+            "tokens": await self._put(answer.tokens, JSON),
+        }
+        return await self.ledger.commit_model_call(self.attempt, self.run_id, self._row(answer, parse_attempt, refs))
+
+    def _row(self, answer: Answer, parse_attempt: int, refs: dict[str, ArtifactRef | None]) -> ModelCall:
+        try:
+            return ModelCall(
+                step=self.step,
+                parse_attempt=parse_attempt,
+                policy_kind=self.policy_kind,
+                actions=answer.actions,
+                terminal_action=answer.terminal_action,
+                policy_stop_reason=answer.policy_stop_reason,
+                completed=answer.completed,
+                accepted=answer.accepted,
+                parse_error=answer.parse_error,
+                failure_kind=answer.failure_kind,
+                finish_reason=answer.finish_reason,
+                summary=summary_of(answer),
+                model_name=answer.model_name or None,
+                model_version=answer.model_version,
+                prompt_tokens=answer.prompt_tokens,
+                completion_tokens=answer.completion_tokens,
+                latency_s=answer.latency_s,
+                telemetry=answer.telemetry,
+                said=answer.said,
+                **refs,
+            )
+        except (ValueError, TypeError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
+            raise Unstorable(_said(error)) from error
 
     async def _put(self, data: bytes | None, media_type: str) -> ArtifactRef | None:
         return None if data is None else await self.artifacts.put(data, media_type)
+
+
+def _hopeless(error: Exception) -> bool:
+    if isinstance(error, DBAPIError):
+        return str(getattr(error.orig, "sqlstate", None) or "").startswith(_ABOUT_THE_ROW)
+    return isinstance(error, StatementError)  # the driver could not even send it
+
+
+def _said(error: Exception) -> str:
+    cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
+    return redact(f"{type(cause).__name__}: {cause}")[:500]

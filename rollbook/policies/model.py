@@ -5,6 +5,9 @@ alone, so a worker that takes over after a crash goes on where the other one was
 """
 
 import asyncio
+import functools
+import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +18,31 @@ from rollbook.errors import ModelCallFailed, ModelTimeout
 from rollbook.ledger.records import AttemptContext, StoredCall
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, PlannedCall, Screen, Task
 from rollbook.policies.base import Answer, CallLog, Turn
-from rollbook.policies.client import CallError, ChatReply, ChatRequest, ContextOverflow, ModelClient, RateLimited
+from rollbook.policies.call_log import Unstorable
+from rollbook.policies.client import (
+    CallError,
+    ChatReply,
+    ChatRequest,
+    ContextOverflow,
+    Exchanged,
+    ModelClient,
+    OutOfTime,
+    RateLimited,
+    TransportFailed,
+)
 from rollbook.policies.client.request import MEDIA_SCHEME, request_body, serialise
-from rollbook.policies.protocols.base import Parsed, ReplyView
+from rollbook.policies.finish import finished
+from rollbook.policies.protocols.base import ModelProtocol, Parsed, ReplyView, failed
 from rollbook.policies.screen import seen
 
 LONGEST_PAUSE_S = 20.0
 """Between two tries after transport failures: 1, 2, 4, … seconds, at most this."""
+COMMIT_S = 30.0
+"""Seconds that must be left when a call's deadline passes: its row has to be committed."""
+AT_ONCE = 256 * 1024
+"""Bytes of a reply that are read in the event loop; a larger one is read in a thread."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,7 +70,8 @@ class ModelPolicy:
     async def decide(self, turn: Turn, log: CallLog) -> StoredCall:
         """The call that decides the step.
 
-        Raises ModelTimeout; ModelCallFailed when the last try had no reply; RateLimited, which leaves no row.
+        Raises ModelTimeout; ModelCallFailed when the last try had no reply; RateLimited, which leaves no row; OutOfTime
+        when the caller would not wait for the end of another call.
         """
         calls = await log.until_now()
         png = await turn.read_artifact(turn.observation.screenshot.sha256)
@@ -59,8 +81,7 @@ class ModelPolicy:
             if failures:
                 await asyncio.sleep(min(2.0 ** (failures - 1), LONGEST_PAUSE_S))
             planned = self._agent.next_call(self._task, turn.step, screen, calls)
-            answer = await self._ask(turn, planned, screen, image)
-            stored = await log.commit(answer, planned.number)
+            stored = await self._ask(turn, log, planned, screen, image)
             if stored.decides:
                 return stored
             calls.append(stored)
@@ -80,15 +101,21 @@ class ModelPolicy:
         kinds = [call.failure_kind for call in reversed(ours)]
         return next((count for count, kind in enumerate(kinds) if kind != TRANSPORT), len(kinds))
 
-    async def _ask(self, turn: Turn, planned: PlannedCall, screen: Screen, image: bytes) -> Answer:
+    async def _ask(self, turn: Turn, log: CallLog, planned: PlannedCall, screen: Screen, image: bytes) -> StoredCall:
+        """Make one call and commit what came of it: from the answer on, no cancel comes in between."""
+        media = await self._media(turn, planned, screen, image)
+        spare_s = turn.time_left() - self._timeout_s - COMMIT_S
+        if spare_s < 0:
+            raise OutOfTime(f"step {turn.step}: no time is left for call {planned.number} of {self._timeout_s:g} s")
         request = ChatRequest(
             model=self._agent.model,
             messages=planned.messages,
-            media=await self._media(turn, planned, screen, image),
+            media=media,
             tools=planned.tools,
             sampling=planned.sampling,
             timeout_s=self._timeout_s,
             correlation=self._correlation(turn.step, planned),
+            queue_s=None if math.isinf(spare_s) else spare_s,
         )
         prompt = serialise(request_body(request, self._client.profile.api))
         began = time.monotonic()
@@ -97,16 +124,39 @@ class ModelPolicy:
             return _Made(planned, screen, image, request, prompt, time.monotonic() - began)
 
         try:
-            reply = await self._client.chat(request)
+            exchanged = await self._client.send(request)
+        except (CallError, ModelTimeout) as error:
+            return await finished(log.commit(self._unanswered(made(), error), planned.number))
+        return await finished(self._keep(log, made(), exchanged))
+
+    async def _keep(self, log: CallLog, made: _Made, exchanged: Exchanged) -> StoredCall:
+        """Whatever was answered becomes one row, with the answer as it came. Raises RateLimited, which leaves none."""
+        read = functools.partial(self._answered, made, exchanged)
+        answer = await asyncio.to_thread(read) if len(exchanged.raw) > AT_ONCE else read()
+        try:
+            return await log.commit(answer, made.planned.number)
+        except Unstorable as error:
+            failure = TransportFailed(f"the reply cannot be stored: {error}", status=200, body=exchanged.raw)
+            return await log.commit(self._unanswered(made, failure), made.planned.number)
+
+    def _answered(self, made: _Made, exchanged: Exchanged) -> Answer:
+        try:
+            return self._replied(made, exchanged.reply())
         except RateLimited:
             raise
-        except ContextOverflow as error:
-            return self._overflow(made(), error)
         except CallError as error:
-            return self._failed(made(), error, TRANSPORT, repeatable=error.repeatable)
-        except ModelTimeout as error:
-            return self._failed(made(), error, TIMEOUT, repeatable=False)
-        return self._replied(made(), reply)
+            return self._unanswered(made, error)
+        except Exception as error:  # a fault of ours; asked again without a row it would be asked for ever
+            logger.exception("a reply cannot be read")
+            said = f"the reply cannot be read ({type(error).__name__}: {error})"
+            return self._unanswered(made, TransportFailed(said, status=200, body=exchanged.raw))
+
+    def _unanswered(self, made: _Made, error: CallError | ModelTimeout) -> Answer:
+        if isinstance(error, ContextOverflow):
+            return self._overflow(made, error)
+        if isinstance(error, CallError):
+            return self._failed(made, error, TRANSPORT, repeatable=error.repeatable)
+        return self._failed(made, error, TIMEOUT, repeatable=False)
 
     async def _media(self, turn: Turn, planned: PlannedCall, screen: Screen, image: bytes) -> dict[str, bytes]:
         wanted = set(media_of(planned.messages)) - {screen.media.sha256}
@@ -138,8 +188,7 @@ class ModelPolicy:
         }
 
     def _replied(self, made: _Made, reply: ChatReply) -> Answer:
-        view = ReplyView(reply.content, reply.reasoning, reply.tool_calls, reply.finish_reason)
-        parsed = self._agent.protocol.parse(view, made.screen.size, made.screen.sent)
+        parsed = parsed_of(self._agent.protocol, reply, made.screen)
         failed = parsed.failure_kind is not None
         return Answer(
             actions=[] if failed else parsed.actions,
@@ -164,7 +213,8 @@ class ModelPolicy:
                 "usage": reply.usage,
                 "sent_digest": reply.sent_digest,
                 "token_problems": list(reply.token_evidence_problems),
-            },
+            }
+            | ({} if reply.normalization_error is None else {"normalization_error": reply.normalization_error}),
             said=said_of(reply, parsed),
         )
 
@@ -223,6 +273,17 @@ def media_of(messages: list[dict[str, Any]]) -> list[str]:
     return found
 
 
+def parsed_of(protocol: ModelProtocol, reply: ChatReply, screen: Screen) -> Parsed:
+    """What the protocol makes of a reply. One that is not of the API's form is rejected, whatever stands in it."""
+    view = ReplyView(reply.content, reply.reasoning, reply.tool_calls, reply.finish_reason)
+    parsed = protocol.parse(view, screen.size, screen.sent)
+    if reply.normalization_error is None or parsed.failure_kind is not None:
+        return parsed
+    return failed(
+        reply.normalization_error, truncated=False, empty=False, thought=parsed.thought, action=parsed.action_text
+    )
+
+
 def said_of(reply: ChatReply, parsed: Parsed) -> dict[str, Any]:
     """The parts of a reply that later prompts, and people, need."""
     return {
@@ -237,9 +298,11 @@ def said_of(reply: ChatReply, parsed: Parsed) -> dict[str, Any]:
 
 def tokens_of(reply: ChatReply) -> bytes | None:
     """The token arrays, also when some are missing; None when there is none."""
-    arrays = {
+    arrays: dict[str, Any] = {
         "prompt_token_ids": reply.prompt_token_ids,
         "sampled_token_ids": reply.sampled_token_ids,
         "sampled_logprobs": reply.sampled_logprobs,
     }
+    if reply.routed_experts is not None:  # absent otherwise: the digests of replies without it stay what they were
+        arrays["routed_experts"] = reply.routed_experts
     return None if all(value is None for value in arrays.values()) else canonical_json(arrays).encode()

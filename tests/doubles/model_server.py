@@ -100,6 +100,8 @@ class Reply:
     """`{"name": …, "arguments": {…}}`."""
     pieces: Sequence[str] | None = None
     """The content, sampled in these pieces: token ids that the tokenizer itself would not choose for the text."""
+    body: bytes | None = None
+    """The whole answer, sent as it is with status 200."""
     fault: Fault | None = None
     retry_after: str | None = "2"
     delay_s: float = 0.0
@@ -181,8 +183,9 @@ class ModelServer:
         await asyncio.sleep(reply.delay_s)
         if (answer := await faults.instead(request, reply.fault, reply.retry_after, len(ids))) is not None:
             return answer
+        document = json.dumps(self._document(call, reply)).encode()  # NaN as Python servers write it
         return web.Response(
-            body=json.dumps(self._document(call, reply)).encode(),  # NaN as Python servers write it
+            body=document if reply.body is None else reply.body,
             content_type="application/json",
             headers=_echo(call, reply.fault),
         )
