@@ -50,6 +50,10 @@ DESKTOP_RETRY = RetryPolicy(
 GUEST_ACTION_S = 120
 """The guest server ends an action after so many seconds by itself."""
 
+DECIDE_ALLOWANCE_S = 1200
+"""Added to the time of a step's calls: pauses between them, the wait for a free connection, a ledger that is away when
+the answer is there. `decide` begins no call that could outlast its time; another try goes on from the rows."""
+
 PATIENCE = timedelta(hours=6)
 """How long an activity may be retried in all when its host, not its work, is the trouble."""
 
@@ -118,14 +122,16 @@ class Calls:
 
     async def decide(self, step: int, observation: Observation) -> Decision:
         request = DecideRequest(attempt=self._attempt, step=step, observation=observation)
+        seconds = self._plan.model_timeout_s + DECIDE_ALLOWANCE_S
         return await self._call(
             names.DECIDE,
             step_name(self._attempt.attempt_index, step, "decide"),
             request,
             Decision,
-            self._plan.model_timeout_s + 60,
+            seconds,
             Infra.MODEL_CALL_FAILED,
             heartbeat=True,
+            hours=max(PATIENCE.total_seconds(), 2 * seconds) / 3600,
             summary=f"s{step:03d} decide",
         )
 
