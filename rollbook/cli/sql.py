@@ -1,5 +1,10 @@
-"""`sql`: psql on the ledger, read-only; without psql a small runner for one query."""
+"""`sql`: psql on the ledger, as a role that may only read the views; without psql a small runner for one query.
 
+A login that owns the tables could undo a read-only session with one SET; after it, the role `rollbook_reader` still may
+not write: mistakes end there. It is no lock, for who may become the owner can say so: give people logins of their own.
+"""
+
+import asyncio
 import math
 import os
 import shutil
@@ -13,9 +18,12 @@ from psycopg.rows import dict_row
 from rollbook.cli.aio import finish
 from rollbook.cli.opening import settings
 from rollbook.cli.options import AsJson
-from rollbook.cli.out import print_json, print_table
+from rollbook.cli.out import note, print_json, print_table
 from rollbook.errors import ConfigError, InvalidInput
 from rollbook.stack.connections import ledger_url
+
+READER = "rollbook_reader"
+"""The role that reads the views, and nothing else."""
 
 _READ_ONLY = "-c default_transaction_read_only=on"
 
@@ -32,47 +40,78 @@ _VARIABLES = {
 }
 
 
+Tables = Annotated[
+    bool, typer.Option("--tables", help="As the login itself, which may see the tables; read-only by a setting alone.")
+]
+
+
 def sql(
     query: Annotated[str | None, typer.Option("-c", "--command", help="Run one query and leave.")] = None,
+    tables: Tables = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask the ledger in SQL. The session is read-only: `rollbook` and the workers write, people ask."""
+    """Ask the ledger in SQL: the views, as rollbook_reader. `rollbook` and the workers write, people ask."""
     url = ledger_url(settings()).replace("+psycopg", "", 1)
-    if as_json:
-        if query is None:
-            raise InvalidInput("--json: only with -c QUERY")
-        finish(_run(url, query, True))
-    elif psql := shutil.which("psql"):
-        _become(psql, url, query)
-    elif query is not None:
-        finish(_run(url, query, False))
-    else:
+    if as_json and query is None:
+        raise InvalidInput("--json: only with -c QUERY")
+    psql = None if as_json else shutil.which("psql")
+    if psql is None and query is None:
         raise ConfigError("psql is not installed: `apt-get install postgresql-client`, or give one query with -c")
+    role = None if tables else asyncio.run(_reader(url))
+    if psql is not None:
+        _become(psql, url, query, role)
+    elif query is not None:
+        finish(_run(url, query, role, as_json))
 
 
-def _become(psql: str, url: str, query: str | None) -> None:
+async def _reader(url: str) -> str | None:
+    """The reading role; None, said on stderr, where the login cannot become it."""
+    try:
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            await connection.execute(f"SET ROLE {READER}")
+    except psycopg.OperationalError as error:
+        raise ConfigError(f"the ledger does not answer: {error}") from error
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidParameterValue) as error:
+        login = conninfo_to_dict(url).get("user") or "this login"
+        note(
+            f"not as {READER} ({error.diag.message_primary}): the session is read-only by a setting alone. "
+            f"`rollbook migrate` creates the role; GRANT {READER} TO {login} lets it be used"
+        )
+        return None
+    return READER
+
+
+def _become(psql: str, url: str, query: str | None, role: str | None) -> None:
     """Replace this process by psql. The password goes by environment: arguments are visible to everybody."""
     arguments = [psql, "--no-psqlrc", "-v", "ON_ERROR_STOP=1", *(["-c", query] if query is not None else [])]
-    os.execve(psql, arguments, psql_environment(url))
+    os.execve(psql, arguments, psql_environment(url, role))
 
 
-def psql_environment(url: str) -> dict[str, str]:
-    """The environment in which psql finds the ledger."""
+def psql_environment(url: str, role: str | None = READER) -> dict[str, str]:
+    """The environment in which psql finds the ledger, and works as `role`."""
     given: dict[str, Any] = conninfo_to_dict(url)
     chosen = {name: str(given[key]) for key, name in _VARIABLES.items() if given.get(key) is not None}
-    options = f"{given.get('options') or ''} {_READ_ONLY}".strip()
-    return {**os.environ, **chosen, "PGOPTIONS": options, "PGAPPNAME": "rollbook sql"}
+    return {**os.environ, **chosen, "PGOPTIONS": _options(url, role), "PGAPPNAME": "rollbook sql"}
 
 
-async def _run(url: str, query: str, as_json: bool) -> int:
+def _options(url: str, role: str | None) -> str:
+    """Settings with which the session begins, after those of the URL; RESET returns to them."""
+    parts = [conninfo_to_dict(url).get("options"), _READ_ONLY, f"-c role={role}" if role else None]
+    return " ".join(str(part) for part in parts if part)
+
+
+async def _run(url: str, query: str, role: str | None, as_json: bool) -> int:
+    connecting = psycopg.AsyncConnection.connect(url, row_factory=dict_row, options=_options(url, role))
     try:
-        async with await psycopg.AsyncConnection.connect(url, row_factory=dict_row, autocommit=False) as connection:
-            await connection.set_read_only(True)
+        async with await connecting as connection:
             cursor = await connection.execute(query.encode())
             rows = await cursor.fetchall() if cursor.description else []
             names = [column.name for column in cursor.description or []]
     except psycopg.OperationalError as error:
         raise ConfigError(f"the ledger does not answer: {error}") from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        hint = f"; {READER} reads the views, --tables the tables" if role else ""
+        raise InvalidInput(f"query: {error.diag.message_primary}{hint}") from error
     except psycopg.Error as error:
         raise InvalidInput(f"query: {error}") from error
     if as_json:
