@@ -107,6 +107,8 @@ class DesktopActivities:
     async def _look(self, driver: Driver, context: AttemptContext) -> Observation:
         wanted = context.contract["observe"]
         seen = await driver.observe(accessibility_tree=wanted["accessibility_tree"], terminal=wanted["terminal"])
+        for part, why in seen.refused.items():
+            activity.logger.warning("the desktop gave no %s: %s", part, why)
         put = self._services.artifacts.put
         tree, text = seen.accessibility_tree, seen.terminal
         return Observation(

@@ -54,6 +54,10 @@ DECIDE_ALLOWANCE_S = 1200
 """Added to the time of a step's calls: pauses between them, the wait for a free connection, a ledger that is away when
 the answer is there. `decide` begins no call that could outlast its time; another try goes on from the rows."""
 
+OBSERVE_S = 300
+"""A stopped application can hang the accessibility tree for two tries of a minute each; then come the terminal and the
+screenshots, and the refusal is recorded."""
+
 PATIENCE = timedelta(hours=6)
 """How long an activity may be retried in all when its host, not its work, is the trouble."""
 
@@ -118,7 +122,7 @@ class Calls:
 
     async def observe(self, desk: Desk) -> Observation:
         call = DeskCall(attempt=self._attempt, desk=desk)
-        return await self._desktop(names.OBSERVE, call, Observation, 120, Infra.SANDBOX_LOST)
+        return await self._desktop(names.OBSERVE, call, Observation, OBSERVE_S, Infra.SANDBOX_LOST)
 
     async def decide(self, step: int, observation: Observation) -> Decision:
         request = DecideRequest(attempt=self._attempt, step=step, observation=observation)
@@ -136,12 +140,13 @@ class Calls:
         )
 
     async def act(self, step: int, desk: Desk, decision: Decision) -> Acted:
+        each = max(GUEST_ACTION_S, self._plan.action_timeout_s) + 2 * self._plan.settle_s
         return await self._call(
             names.ACT,
             step_name(self._attempt.attempt_index, step, "act"),
             ActRequest(attempt=self._attempt, desk=desk, step=step),
             Acted,
-            decision.action_count * (max(GUEST_ACTION_S, self._plan.action_timeout_s) + 2 * self._plan.settle_s) + 120,
+            decision.action_count * each + OBSERVE_S,
             Infra.ACTION_TIMEOUT,
             heartbeat=True,
             queue=self._plan.desktop_queue,

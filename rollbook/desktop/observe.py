@@ -28,8 +28,9 @@ class Observation:
 async def observe(client: GuestClient, *, a11y: bool = False, terminal: bool = False) -> Observation:
     """Take a screenshot and, when asked for, the accessibility tree and the terminal's text.
 
-    As upstream, a part that the living guest refuses is None and the episode goes on (osworld-notes §2); here the
-    refusal is recorded. Raises SandboxLost, also when the picture came from another desktop than the client's.
+    As upstream, a part that the living guest refuses is None and the episode goes on (osworld-notes §2); the
+    refusal is said in `refused`, which the activity logs. Raises SandboxLost, also when the picture came from another
+    desktop than the client's.
     """
     taken_at = datetime.now(UTC)
     screenshot = await client.screenshot()
