@@ -27,11 +27,6 @@ def cpu_ms(pid: int) -> float:
     return total * _TICK_MS
 
 
-def memory_mb(pid: int) -> float:
-    """Resident memory of `pid` alone, in MB."""
-    return _status_mb(pid, "VmRSS:")
-
-
 def peak_memory_mb(pid: int) -> float:
     """The most resident memory that `pid` ever had, in MB."""
     return _status_mb(pid, "VmHWM:")

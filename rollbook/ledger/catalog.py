@@ -125,16 +125,6 @@ async def tasks_of(conn: AsyncConnection, address: str, ids: Iterable[str] | Non
     return [Task(**row) for row in (await conn.execute(query)).mappings()]
 
 
-async def task_document(conn: AsyncConnection, task_digest: str) -> dict[str, Any]:
-    """The document of one version of a task."""
-    document: dict[str, Any] | None = await conn.scalar(
-        select(tables.task.c.document).where(tables.task.c.task_digest == task_digest)
-    )
-    if document is None:
-        raise InvalidInput(f"task: no task with digest {task_digest}")
-    return document
-
-
 async def register_script(conn: AsyncConnection, name: str, body: dict[str, Any]) -> str:
     """Register a script under `name`; its digest."""
     if storable(body) != body:
