@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rollbook.errors import ConfigError
+from rollbook.osworld.settings import EvaluatorSettings
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 """The checkout (or the directory the package was installed into)."""
@@ -37,18 +37,8 @@ def default_max_desktops() -> int:
     return max(1, min(2 * (os.cpu_count() or 1), int(memory_gb / 1.5)))
 
 
-class Settings(BaseSettings):
+class Settings(EvaluatorSettings):
     """Everything about a machine or a deployment; nothing that changes what an episode means."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="ROLLBOOK_",
-        env_file=".env",
-        env_ignore_empty=True,
-        extra="ignore",
-        frozen=True,
-        use_attribute_docstrings=True,
-        validate_default=True,
-    )
 
     # --- where things are -----------------------------------------------------------------------------------
     state_dir: Path = Field(default_factory=default_state_dir)
@@ -93,6 +83,8 @@ class Settings(BaseSettings):
     """Docker image of the desktop. Unset: the image built from `infra/desktop`, tagged by its inputs."""
     desktop_base: Literal["auto", "pull", "debootstrap"] = "auto"
     """Where the image's Debian comes from: pulled, built by debootstrap, or whichever works."""
+    apt_mirror: str | None = None
+    """Debian mirror for building the desktop image (a URL). Unset: the one in this machine's own apt sources."""
     max_desktops: int = Field(default_factory=default_max_desktops, ge=1, le=10_000)
     """How many desktops may run at once on this machine."""
     ready_timeout_s: float = Field(default=600.0, gt=0)

@@ -17,6 +17,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from tests.stackkit import (
     PostgresServer,
     TemporalServer,
+    deployments_of,
     new_postgres,
     new_temporal,
     remove_deployment,
@@ -97,5 +98,6 @@ def docker_client(deployment_id: str) -> Iterator[docker.DockerClient]:
     except DockerException as error:
         pytest.skip(f"no Docker engine: {error}")
     yield client
-    remove_deployment(client, deployment_id)
+    for own in deployments_of(client, deployment_id):
+        remove_deployment(client, own)
     client.close()

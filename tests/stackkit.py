@@ -13,7 +13,9 @@ from pathlib import Path
 import docker
 from docker.errors import NotFound
 from docker.models.containers import Container
+from docker.models.networks import Network
 
+from rollbook.sandboxes.docker_engine import remove_networks
 from rollbook.stack.ports import free_port
 from rollbook.stack.postgres import PostgresServer
 from rollbook.stack.temporal_server import TemporalServer
@@ -23,6 +25,8 @@ __all__ = [
     "PostgresServer",
     "TemporalServer",
     "containers_of",
+    "deployments_of",
+    "networks_of",
     "new_postgres",
     "new_temporal",
     "remove_deployment",
@@ -64,10 +68,24 @@ def containers_of(client: docker.DockerClient, deployment_id: str) -> list[Conta
     )
 
 
+def networks_of(client: docker.DockerClient, deployment_id: str) -> list[Network]:
+    """All networks that carry the label of `deployment_id`."""
+    return list(client.networks.list(filters={"label": f"{DEPLOYMENT_LABEL}={deployment_id}"}))
+
+
+def deployments_of(client: docker.DockerClient, session: str) -> set[str]:
+    """Deployments of a test session that have something on the engine: its id, or its id with a suffix."""
+    found = [*client.containers.list(all=True, filters={"label": DEPLOYMENT_LABEL}, ignore_removed=True)]
+    labels = [one.labels for one in found] + [
+        one.attrs["Labels"] for one in client.networks.list(filters={"label": DEPLOYMENT_LABEL})
+    ]
+    names = {label[DEPLOYMENT_LABEL] for label in labels}
+    return {name for name in names if name == session or name.startswith(f"{session}-")}
+
+
 def remove_deployment(client: docker.DockerClient, deployment_id: str) -> None:
     """Remove every container and network that carries the label of `deployment_id`, and of no other."""
     for container in containers_of(client, deployment_id):
         with suppress(NotFound):
             container.remove(force=True, v=True)
-    for network in client.networks.list(filters={"label": f"{DEPLOYMENT_LABEL}={deployment_id}"}):
-        network.remove()
+    remove_networks(client, deployment_id)

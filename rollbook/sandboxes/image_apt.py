@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollbook.errors import ConfigError
+from rollbook.settings import load_settings
 
 PUBLIC_MIRROR = "http://deb.debian.org/debian"
 PUBLIC_SECURITY = "http://deb.debian.org/debian-security"
@@ -42,7 +43,7 @@ class AptSettings:
 
 def of_this_machine() -> AptSettings:
     """The settings that count here. Raises ConfigError when they hold a password: it would stay in the image."""
-    mirror = os.environ.get("ROLLBOOK_APT_MIRROR", "").rstrip("/")
+    mirror = (load_settings().apt_mirror or "").rstrip("/")
     if mirror:
         security = re.sub(r"/debian$", "/debian-security", mirror)
         settings = AptSettings(mirror, security if security != mirror else None, _options())

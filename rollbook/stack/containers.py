@@ -1,35 +1,48 @@
-"""The desktops of a deployment on the local Docker engine, found by label only."""
+"""The desktops of a deployment, and their networks, on the local Docker engine: found by label only."""
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import docker
 from docker.errors import APIError, DockerException, NotFound
 from docker.models.containers import Container
 
+from rollbook.sandboxes.docker_engine import remove_networks
+
+T = TypeVar("T")
+
 DEPLOYMENT_LABEL = "rollbook.deployment"
+
+
+class Removed(NamedTuple):
+    """How much of a deployment was removed."""
+
+    desktops: int
+    networks: int
 
 
 async def count_desktops(deployment_id: str) -> int | None:
     """How many containers carry the label of `deployment_id`; None if no engine answers."""
-    return await asyncio.to_thread(_with_engine, 10, lambda client: len(_list(client, deployment_id)))
+    try:
+        return await asyncio.to_thread(_with_engine, 10, lambda client: len(_list(client, deployment_id)))
+    except (DockerException, OSError):
+        return None
 
 
-async def remove_desktops(deployment_id: str) -> int | None:
-    """Remove every container that carries the label of `deployment_id`; how many, None if no engine answers."""
+async def remove_deployment(deployment_id: str) -> Removed:
+    """Remove every container and every network that carries the label of `deployment_id`.
+
+    Raises DockerException or OSError when the engine does not answer: something may be left then.
+    """
     return await asyncio.to_thread(_with_engine, 120, lambda client: _remove(client, deployment_id))
 
 
-def _with_engine(timeout_s: int, use: Callable[[docker.DockerClient], int]) -> int | None:
-    try:
-        client = docker.from_env(timeout=timeout_s)
-    except DockerException:
-        return None
+def _with_engine(timeout_s: int, use: Callable[[docker.DockerClient], T]) -> T:
+    client = docker.from_env(timeout=timeout_s)
     try:
         client.ping()
         return use(client)
-    except (DockerException, OSError):
-        return None
     finally:
         client.close()
 
@@ -39,7 +52,7 @@ def _list(client: docker.DockerClient, deployment_id: str) -> list[Container]:
     return list(client.containers.list(all=True, filters={"label": label}, ignore_removed=True))
 
 
-def _remove(client: docker.DockerClient, deployment_id: str) -> int:
+def _remove(client: docker.DockerClient, deployment_id: str) -> Removed:
     removed = 0
     # A second look: a worker killed a moment ago may have left a create request in the engine.
     while found := _list(client, deployment_id):
@@ -52,4 +65,4 @@ def _remove(client: docker.DockerClient, deployment_id: str) -> int:
             except APIError as error:
                 if error.status_code != 409:  # "removal is already in progress"
                     raise
-    return removed
+    return Removed(removed, remove_networks(client, deployment_id))

@@ -8,9 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 
+from docker.errors import DockerException
+
 from rollbook.settings import Settings
+from rollbook.settings_names import unknown_names
 from rollbook.stack.children import StackError
-from rollbook.stack.containers import remove_desktops
+from rollbook.stack.containers import remove_deployment
 from rollbook.stack.docker_engine import ensure_engine, stop_engine
 from rollbook.stack.leftovers import stop_leftovers
 from rollbook.stack.processes import stop_process, wait_gone
@@ -31,8 +34,11 @@ async def up(settings: Settings, log: Log = print, engine: bool = True) -> Stack
     """
     state_dir = StateDir.of(settings)
     state_dir.create()
+    for line in unknown_names(settings):
+        log(f"warning: {line}")
     if engine:
         await ensure_engine(settings, log)
+        state_dir.engine_used.touch()
     async with state_dir.lock("up"):
         state = state_dir.read()
         if state is None or not state.running():
@@ -92,9 +98,10 @@ async def _wait_ready(state_dir: StateDir, log: Log) -> StackState:
 
 
 async def down(settings: Settings, log: Log = print, engine: bool = False) -> None:
-    """Stop every process and remove every desktop of this deployment; harmless when nothing runs.
+    """Stop every process and remove every desktop and network of this deployment; harmless when nothing runs.
 
-    `engine=True` also stops a Docker engine that `up` started.
+    `engine=True` also stops a Docker engine that `up` started. Raises StackError when the Docker engine does not
+    answer although the stack was started with one: its desktops may be left.
     """
     state_dir = StateDir.of(settings)
     state = state_dir.read()
@@ -109,10 +116,26 @@ async def down(settings: Settings, log: Log = print, engine: bool = False) -> No
             _forget_processes(state)
             state_dir.write(state)
     # The stack's own id, should the setting have changed since it was started.
-    removed = await remove_desktops(settings.deployment_id if state is None else state.deployment_id)
-    log("the stack is down" + (f"; {removed} desktops removed" if removed else ""))
+    await _remove_desktops(settings.deployment_id if state is None else state.deployment_id, state_dir, log)
     if engine:
         await stop_engine(settings, log)
+
+
+async def _remove_desktops(deployment_id: str, state_dir: StateDir, log: Log) -> None:
+    try:
+        removed = await remove_deployment(deployment_id)
+    except (DockerException, OSError) as error:
+        if not state_dir.engine_used.exists():  # a stack without an engine has no desktops here
+            log("the stack is down")
+            return
+        raise StackError(
+            f"every process is stopped, but the Docker engine does not answer ({str(error).splitlines()[0]}): "
+            f"desktops of {deployment_id} may be left; start the engine, or mend DOCKER_HOST, and run "
+            "`rollbook down` again"
+        ) from error
+    state_dir.engine_used.unlink(missing_ok=True)
+    words = [f"{number} {what} removed" for number, what in zip(removed, removed._fields, strict=True) if number]
+    log("; ".join(["the stack is down", *words]))
 
 
 def _forget_processes(state: StackState) -> None:

@@ -81,6 +81,8 @@ class StateDir:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.state_file = root / "stack.json"
+        self.engine_used = root / "engine-used"
+        """Exists while desktops may have been started on the local Docker engine: from `up` to a clean `down`."""
         self.logs = root / "logs"
         self.run = root / "run"
         self.temporal = root / "temporal"

@@ -14,9 +14,8 @@ from typing import Any
 import docker
 from sqlalchemy import text
 
-from rollbook.sandboxes.provider import LABEL_DEPLOYMENT
 from tests.faults.waiting import until
-from tests.stackkit import PostgresServer, TemporalServer, containers_of, new_postgres, new_temporal
+from tests.stackkit import PostgresServer, TemporalServer, containers_of, new_postgres, new_temporal, remove_deployment
 from tests.system import System, WorkerProcess, running_system, system_settings
 
 STEPS = 6
@@ -117,9 +116,6 @@ async def broken_world(
             yield World(postgres, temporal, worker, system, docker_client)
     finally:
         await worker.stop()
-        for container in containers_of(docker_client, name):
-            container.remove(force=True)
-        for network in docker_client.networks.list(filters={"label": f"{LABEL_DEPLOYMENT}={name}"}):
-            network.remove()
+        await asyncio.to_thread(remove_deployment, docker_client, name)
         await temporal.stop()
         await postgres.stop()

@@ -19,6 +19,7 @@ import pytest
 from temporalio.client import Client
 
 from rollbook.errors import ConfigError
+from rollbook.sandboxes.docker_spec import network_arguments
 from rollbook.settings import Settings, load_settings
 from rollbook.stack.children import StackError
 from rollbook.stack.connections import ledger_url, temporal_connect_config
@@ -27,7 +28,7 @@ from rollbook.stack.ports import free_port
 from rollbook.stack.processes import ProcessRef, marked_processes
 from rollbook.stack.report import logs, ps
 from rollbook.stack.state import StackState, StateDir
-from tests.stackkit import DEPLOYMENT_LABEL, containers_of, scratch_directory
+from tests.stackkit import DEPLOYMENT_LABEL, containers_of, networks_of, scratch_directory
 
 
 @pytest.fixture(autouse=True)
@@ -253,15 +254,65 @@ async def test_a_private_parent_is_refused_not_opened(directory: Path) -> None:
     await down(chosen, log=_quiet)
 
 
-async def test_down_removes_the_desktops_of_this_deployment_only(
+async def test_down_removes_the_desktops_and_networks_of_this_deployment_only(
     settings: Settings, docker_client: docker.DockerClient, deployment_id: str
 ) -> None:
     ours = _container(docker_client, settings.deployment_id)
     theirs = _container(docker_client, deployment_id)
+    names = [
+        _network(docker_client, owner) for owner in (settings.deployment_id, settings.deployment_id, deployment_id)
+    ]
+    lines: list[str] = []
+    await down(settings, log=lines.append)
+    assert lines == ["the stack is down; 1 desktops removed; 2 networks removed"]
+    assert containers_of(docker_client, settings.deployment_id) == []
+    assert networks_of(docker_client, settings.deployment_id) == []
+    assert theirs in [container.id for container in containers_of(docker_client, deployment_id)]
+    assert names[2] in [network.name for network in networks_of(docker_client, deployment_id)]
+    assert ours != theirs
+    lines.clear()
+    await down(settings, log=lines.append)
+    assert lines == ["the stack is down"]
+
+
+def _network(client: docker.DockerClient, deployment_id: str) -> str:
+    """A bridge as a desktop's start makes it."""
+    labels = {DEPLOYMENT_LABEL: deployment_id, "rollbook.egress": "none"}
+    return str(client.networks.create(**network_arguments(deployment_id, "none", labels)).name)
+
+
+async def test_down_without_an_answer_of_the_engine_is_no_success(
+    settings: Settings, docker_client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every process is stopped all the same, and the next `down` finishes the work."""
+    state = await up(settings, log=_quiet)
+    _container(docker_client, settings.deployment_id)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    for _ in range(2):
+        with pytest.raises(StackError, match=rf"engine does not answer .*desktops of {settings.deployment_id} may be"):
+            await down(settings, log=_quiet)
+    assert not any(ref.alive() for ref in _refs(state))
+    monkeypatch.delenv("DOCKER_HOST")
+    assert len(containers_of(docker_client, settings.deployment_id)) == 1
     await down(settings, log=_quiet)
     assert containers_of(docker_client, settings.deployment_id) == []
-    assert theirs in [container.id for container in containers_of(docker_client, deployment_id)]
-    assert ours != theirs
+
+
+async def test_down_of_a_stack_without_an_engine_needs_none(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    await up(settings, log=_quiet, engine=False)
+    lines: list[str] = []
+    await down(settings, log=lines.append)
+    assert lines[-1] == "the stack is down"
+
+
+async def test_up_points_out_a_misspelt_setting(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLBOOK_MAX_DESKTOP", "3")
+    lines: list[str] = []
+    await up(settings, log=lines.append, engine=False)
+    assert lines[0] == "warning: ROLLBOOK_MAX_DESKTOP is not a setting: did you mean ROLLBOOK_MAX_DESKTOPS?"
 
 
 def _container(client: docker.DockerClient, deployment_id: str) -> str:

@@ -1,12 +1,15 @@
 """Settings: names, defaults, errors, secrets."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from rollbook.errors import ConfigError
+from rollbook.osworld.settings import evaluator_settings
 from rollbook.settings import PROJECT_ROOT, Settings, default_state_dir, load_settings
+from rollbook.settings_names import INTERNAL, known_names, unknown_names
 
 SECRET = "postgresql://me:hunter2@db.example/ledger"
 
@@ -88,6 +91,70 @@ def test_a_child_process_gets_the_same_settings(monkeypatch: pytest.MonkeyPatch)
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     assert load_settings() == settings
+
+
+def test_a_child_process_gets_the_evaluator_of_the_dotenv_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Workers run in another directory than the one in which `rollbook up` was typed."""
+    lines = ("OSWORLD_VENV=venv", "EVALUATOR_ISOLATION=bwrap", f"EVALUATOR_MEMORY_BYTES={2**30}")
+    (tmp_path / ".env").write_text("".join(f"ROLLBOOK_{line}\n" for line in lines))
+    settings = load_settings()
+    assert settings.digest() != load_settings(_env_file=None).digest(), "a running stack with others says so"
+    monkeypatch.chdir("/")
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    found = evaluator_settings()
+    assert (found.osworld_venv, found.evaluator_isolation, found.evaluator_memory_bytes) == (
+        tmp_path / "venv",
+        "bwrap",
+        2**30,
+    )
+
+
+def test_a_bad_setting_of_the_evaluator_is_named_by_either_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLBOOK_EVALUATOR_ISOLATION", "some")
+    for read in (load_settings, evaluator_settings):
+        with pytest.raises(ConfigError, match=r"ROLLBOOK_EVALUATOR_ISOLATION: .*bwrap"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ROLLBOOK_MAX_DESKTOP", "did you mean ROLLBOOK_MAX_DESKTOPS?"),
+        ("ROLLBOOK_STATEDIR", "did you mean ROLLBOOK_STATE_DIR?"),
+        ("ROLLBOOK_EVALUATOR_MEMORY", "did you mean ROLLBOOK_EVALUATOR_MEMORY_BYTES?"),
+        ("ROLLBOOK_QQQQ", "see docs/reference/settings.md"),
+        ("rollbook_max_desktop", "did you mean ROLLBOOK_MAX_DESKTOPS?"),
+    ],
+)
+def test_a_name_that_nothing_reads_is_pointed_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, meant: str
+) -> None:
+    (tmp_path / ".env").write_text(f"{name}=1\nOTHER=2\n")
+    assert unknown_names(load_settings()) == [f"{name} (in .env) is not a setting: {meant}"]
+    monkeypatch.setenv(name, "3")
+    assert unknown_names(load_settings()) == [f"{name} is not a setting: {meant}"]
+
+
+def test_names_that_something_reads_are_not_pointed_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in INTERNAL:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("rollbook_max_desktops", "3")
+    profiles = tmp_path / "endpoints.toml"
+    profiles.write_text('[endpoints.a]\napi_key_env = "ROLLBOOK_KEY_OF_A"\n')
+    monkeypatch.setenv("ROLLBOOK_KEY_OF_A", "k")
+    assert unknown_names(load_settings()), "no file mentions it"
+    monkeypatch.setenv("ROLLBOOK_ENDPOINTS_FILE", str(profiles))
+    settings = load_settings()
+    assert (settings.max_desktops, unknown_names(settings)) == (3, [])
+
+
+def test_every_name_in_the_code_is_known() -> None:
+    """A variable that some part reads on its own would be called a typing error."""
+    sources = [*(PROJECT_ROOT / "rollbook").rglob("*.py"), *(PROJECT_ROOT / "activities").rglob("*.py")]
+    sources += [PROJECT_ROOT / "worker_main.py", *(PROJECT_ROOT / "scripts").rglob("*.sh")]
+    found = {name for path in sources for name in re.findall(r"\bROLLBOOK_[A-Z_]*[A-Z]\b", path.read_text())}
+    assert found <= known_names()
 
 
 def test_every_setting_is_explained_and_in_the_reference() -> None:
