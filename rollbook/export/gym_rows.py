@@ -218,6 +218,7 @@ def _message(call: CallEvidence) -> dict[str, Any]:
         "prompt_token_ids": tokens.prompt_token_ids,
         "generation_token_ids": tokens.sampled_token_ids,
         "generation_log_probs": tokens.sampled_logprobs,
+        **({} if tokens.routed_experts is None else {"routed_experts": tokens.routed_experts}),
     }
 
 

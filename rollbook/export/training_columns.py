@@ -83,6 +83,7 @@ COLUMNS: dict[str, Kind] = {
     "media": [{"media_id": "text", "sha256": "text", "width": "int", "height": "int"}],
     "history": "json",
     "tokens": {"prompt_token_ids": ["int"], "sampled_token_ids": ["int"], "sampled_logprobs": ["float"]},
+    "routed_experts": "json",
     "loss_spans": [["int"]],
     "segment": {
         "index": "int",

@@ -93,6 +93,7 @@ def _call_row(loaded: Loaded, call: CallEvidence, placed: Placed | None) -> dict
         "media": call.media,
         "history": call.telemetry.get("history"),
         "tokens": call.tokens.to_json(),
+        "routed_experts": call.tokens.routed_experts,
         "loss_spans": loss_spans(loaded, call),
         "segment": None
         if placed is None

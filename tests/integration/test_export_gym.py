@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 from models.identity import scoped_group_id, scoped_rollout_id
@@ -261,6 +262,34 @@ async def long_batch(kit: Kit, samples: int) -> None:
             await kit.ledger.commit_model_call(ref(key, 1), "run-1", call)
         await kit.evaluate(key, 1, "run-1", 1.0)
         await kit.end(key, 1, "run-1")
+
+
+class Routed:
+    """Token arrays of a mixture of experts; only the second call's server told where its tokens went."""
+
+    EXPERTS = (None, [[[0, 7], [3, 1]]])
+
+    def __init__(self, key: str) -> None:
+        self._experts = {artifact(f"{key}/{step}").sha256: one for step, one in enumerate(self.EXPERTS, 1)}
+
+    async def get(self, sha256: str) -> bytes:
+        arrays = {"prompt_token_ids": [1], "sampled_token_ids": [2], "sampled_logprobs": [-0.5]}
+        experts = self._experts[sha256]
+        return json.dumps(arrays if experts is None else arrays | {"routed_experts": experts}).encode()
+
+
+async def test_routed_experts_are_exported_where_the_server_gave_them(kit: Kit, tmp_path: Path) -> None:
+    await long_batch(kit, 1)
+    (key,) = await kit.planned()
+    source = Routed(key)
+    await export_gym(kit.ledger, source, kit.batch_id, tmp_path / "gym.jsonl")
+    (row,) = read(tmp_path / "gym.jsonl")
+    assert [one.get("routed_experts", "absent") for one in row["response"]["output"]] == ["absent", Routed.EXPERTS[1]]
+    await export_training(kit.ledger, source, kit.batch_id, tmp_path / "rows.jsonl")
+    assert [one["routed_experts"] for one in read(tmp_path / "rows.jsonl")] == list(Routed.EXPERTS)
+    await export_training(kit.ledger, source, kit.batch_id, tmp_path / "rows.parquet", format="parquet")
+    column = pyarrow.parquet.read_table(tmp_path / "rows.parquet")["routed_experts"].to_pylist()
+    assert [one and json.loads(one) for one in column] == list(Routed.EXPERTS)
 
 
 async def peak_of(ledger: Ledger, batch_id: str, out: Path) -> int:
