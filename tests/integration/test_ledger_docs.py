@@ -235,6 +235,14 @@ async def test_18_what_did_the_models_cost(ask: Ask) -> None:
     assert await ask(18) == [("m", 2, 1, 230, 30, 6.0), ("noop", 21, 0, None, None, None)]
 
 
+async def test_19_what_may_be_trained_on(ask: Ask, worked: Worked) -> None:
+    """Rewards 1 and 0 vote: baseline 1/2. The leaked 1 and the timeout do not; half a group is not trained on yet."""
+    found = await ask(19, "event-1")
+    assert [row[1:2] + row[3:] for row in found] == [(0, 1.0, 0.5, 0.5), (1, 0.0, 0.5, -0.5)]
+    assert await ask(19, "event-2") == []
+    assert await ask(19) == [], "a derived identity is never trained on"
+
+
 async def test_20_which_desktops_have_nobody(ask: Ask, worked: Worked) -> None:
     assert await ask(20) == [
         ("desk-intended", "docker", None, worked.key("layer", 0)),

@@ -195,6 +195,9 @@ COMMENT ON VIEW sample_spread IS
 
 -- Training ----------------------------------------------------------------------------------------------------
 
+-- Who votes is who would be trained on: a member that is masked for counting or for training has no say in what the
+-- others are compared with. Without a trainer's identity nothing is trained on; there counting alone decides. A group of
+-- which members are still to come has no baseline: it would be another one tomorrow.
 CREATE VIEW training_rows AS
 WITH member AS (
     SELECT rollout.rollout_key, rollout.batch_id, batch.contract_digest, batch.purpose, rollout.domain,
@@ -206,6 +209,7 @@ WITH member AS (
            coalesce(training.reason, CASE
                WHEN identity_source <> 'caller' THEN 'caller_owned_rollout_identity_unavailable'
                WHEN NOT runtime.admitted THEN 'rollout_sample_masked' END) AS training_reason,
+           runtime.admitted AND (identity_source <> 'caller' OR coalesce(training.admitted, false)) AS votes,
            member.planned AS group_planned
     FROM rollout
     JOIN batch USING (batch_id)
@@ -218,22 +222,24 @@ WITH member AS (
     JOIN (SELECT batch_id, group_id, count(*) AS planned FROM rollout GROUP BY batch_id, group_id) AS member
         ON member.batch_id = rollout.batch_id AND member.group_id = rollout.group_id
     WHERE rollout.state = 'final'
+), compared AS (
+    SELECT member.*, count(*) OVER peers AS group_members, count(*) FILTER (WHERE votes) OVER peers AS group_valid,
+           -- exact, so that the order in which rows are read decides no bit: float8 adds up differently in another order
+           (avg(reward::text::numeric) FILTER (WHERE votes) OVER peers)::float8 AS baseline
+    FROM member WINDOW peers AS (PARTITION BY batch_id, group_id)
 )
 SELECT rollout_key, batch_id, contract_digest, purpose, domain, task_id, task_digest, sample, identity_source,
        sampling_event_id, source_group_id, group_id, rollout_index, attempt_index, trajectory_rollout_id, execution_id,
        termination_reason, score, reward, runtime_admitted, runtime_reason, training_admitted, training_reason,
        runtime_admitted AND training_admitted AND identity_source = 'caller' AS trainable,
-       count(*) OVER peers AS group_members,
-       count(*) FILTER (WHERE runtime_admitted) OVER peers AS group_valid,
-       -- exact, so that the order in which rows are read decides no bit: float8 adds up differently in another order
-       (avg(reward::text::numeric) FILTER (WHERE runtime_admitted) OVER peers)::float8 AS group_baseline,
-       CASE WHEN runtime_admitted AND count(*) FILTER (WHERE runtime_admitted) OVER peers >= 2
-            THEN reward - (avg(reward::text::numeric) FILTER (WHERE runtime_admitted) OVER peers)::float8
-            END AS group_advantage,
+       group_members, group_valid,
+       CASE WHEN group_members = group_planned THEN baseline END AS group_baseline,
+       CASE WHEN votes AND group_members = group_planned AND group_valid >= 2
+            THEN reward - baseline END AS group_advantage,
        group_planned
-FROM member WINDOW peers AS (PARTITION BY batch_id, group_id);
+FROM compared;
 COMMENT ON VIEW training_rows IS
-    'selected attempts with both decisions; group statistics leave masked members out, fewer than two give no signal';
+    'selected attempts with both decisions; whole groups are compared, masked members left out, fewer than two no signal';
 
 -- Operation ---------------------------------------------------------------------------------------------------
 
