@@ -1,6 +1,7 @@
 """The example tasks on real desktops, decided by a model over HTTP, once per protocol: same scores as by script.
 
 The model's replies come from the example script, put into each protocol's words; its tokens are real.
+A long episode in full size shows that what is sent are the newest screens of a desktop that changes with every step.
 """
 
 import ast
@@ -27,7 +28,7 @@ STATUS = {"DONE": "success", "FAIL": "failure"}
 
 
 def in_sections(actions: list[str]) -> str:
-    """A reply of pyautogui-code-v1."""
+    """A reply of the protocols that write code."""
     if actions == ["WAIT"]:
         return code("computer.wait()")
     if actions[0] in STATUS:
@@ -54,7 +55,11 @@ def _arguments(action: str) -> dict[str, Any]:
     return {"action": "keypress", "keys": values}
 
 
-PROTOCOLS = {"pyautogui-code-v1": in_sections, "computer-tool-v1": as_tool_calls}
+PROTOCOLS = {
+    "pyautogui-code-v1": in_sections,
+    "computer-tool-v1": as_tool_calls,
+    "nano-omni-style-v1": in_sections,
+}
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +113,32 @@ async def test_the_quickstart_by_a_model(system: System, said: Scenario, protoco
     assert manifest["rows"] == len(said.calls)
     assert manifest["rollouts_with_complete_evidence"] == 6
     await _commands(system, batch, attempts[0].key, tmp_path)
+
+
+async def test_40_steps_have_the_3_newest_screens_in_each_request(system: System, said: Scenario) -> None:
+    """On a real desktop, in full size: three images of 1920 by 1080 in every request from the third on."""
+    said.calls = []
+    said.answer = lambda call: f"I write on.\n```python\npyautogui.write('{call.step}, ')\n```"
+    changes = {
+        "tasks": {"ids": ["guest-list"]},
+        "policy": model_policy(protocol="pyautogui-plain-v1"),
+        "limits": {"max_steps": 40, "deadline_s": 600},
+        "settle": {"after_setup_s": 0.5, "after_action_s": 0.2, "before_evaluation_s": 0.5},
+    }
+    await system.run_batch(example("batches/quickstart.json") | changes, "forty")
+    [attempt] = await recorded(system, "forty")
+    assert attempt.outcome is not None
+    assert (attempt.attempt_index, attempt.outcome["termination_reason"]) == (1, "max_steps")
+    newest = [call.pictures[-1].sha256 for call in said.calls]
+    assert len(newest) == len(set(newest)) == 40, "every step changes the screen"
+    for number, call in enumerate(said.calls, 1):
+        assert [picture.sha256 for picture in call.pictures] == newest[max(0, number - 3) : number]
+        assert {(picture.width, picture.height) for picture in call.pictures} == {(1920, 1080)}
+    proof = await verify(attempt, system.artifacts)
+    assert proof.ok, proof.mismatches
+    assert proof.prompts_equal == proof.images_equal == 40
+    report = await system.audit("forty")
+    assert report.ok, report.findings
 
 
 def _scripted(call: Call) -> list[str]:
