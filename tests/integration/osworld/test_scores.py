@@ -1,0 +1,233 @@
+"""The real evaluator in its real environment, against a guest double: what it scores, and what is no score.
+
+What the double cannot prove (that a desktop is set up and scored, what `docker kill` looks like) is in
+../test_osworld_desktop.py.
+"""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rollbook.errors import ConfigError, InvalidInput
+from rollbook.osworld.capabilities import capabilities, survey
+from rollbook.osworld.environment import EvaluatorEnv, ensure_environment, verify_unmodified
+from tests.doubles.http_guest import HttpGuest, command, half, reset, status
+from tests.integration.osworld.kit import (
+    TASK_ID,
+    Run,
+    task,
+    vm_file,
+)
+
+
+async def test_the_environment_is_the_published_one_and_building_again_changes_nothing(env: EvaluatorEnv) -> None:
+    lines: list[str] = []
+    assert await ensure_environment(log=lines.append) == env
+    assert lines == []
+    assert env.desktop_env == "1.0.2"
+    assert env.revision.startswith("desktop_env-1.0.2-r")
+    verify_unmodified(env.python.parent.parent)
+
+
+def test_a_changed_file_is_noticed(env: EvaluatorEnv, tmp_path: Path) -> None:
+    site = next(env.python.parent.parent.glob("lib/python3.*/site-packages"))
+    copy = tmp_path / "venv" / site.relative_to(env.python.parent.parent)
+    for name in ("desktop_env", "desktop_env-1.0.2.dist-info"):
+        shutil.copytree(site / name, copy / name)
+    verify_unmodified(tmp_path / "venv")
+    metric = copy / "desktop_env" / "evaluators" / "metrics" / "general.py"
+    metric.write_text(metric.read_text() + "\n")
+    with pytest.raises(ConfigError, match=r"general\.py is not the published file"):
+        verify_unmodified(tmp_path / "venv")
+
+
+async def test_the_committed_table_is_what_desktop_env_has(env: EvaluatorEnv) -> None:
+    assert await survey(env) == capabilities()
+
+
+async def test_scores_are_canonical(run: Run, guest: HttpGuest) -> None:
+    solved = await run("evaluate", task())
+    assert (solved.status, solved.value, solved.score_type) == ("ok", 1.0, "float"), solved
+    assert (solved.guest_failed, solved.guest_alive_after, solved.nonce) == (False, True, guest.nonce)
+    assert solved.exchanges == {5000: {"ok": 2}}
+    assert guest.paths() == ["/execute"]
+    guest.routes["/execute"] = command("no\n")
+    assert (await run("evaluate", task())).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("func", "action", "value"),
+    [("infeasible", "FAIL", 1), ("infeasible", "DONE", 0), ("infeasible", None, 0), ("exact_match", "FAIL", 0)],
+)
+async def test_the_terminal_action_is_the_last_of_the_history(
+    run: Run, func: str, action: str | None, value: int
+) -> None:
+    result = await run("evaluate", task(func=func), terminal_action=action)
+    assert (result.status, result.value, result.score_type) == ("ok", value, "int")
+
+
+async def test_a_fraction_passes_through(run: Run, guest: HttpGuest) -> None:
+    guest.routes["/execute"] = command("abcd")
+    half_right = {"type": "rule", "rules": {"expected": "abxy"}}
+    assert (await run("evaluate", task(func="fuzzy_match", expected=half_right))).value == 0.5
+    both = task(
+        func=["exact_match", "fuzzy_match"],
+        result=[{"type": "vm_command_line", "command": ["ask"]}] * 2,
+        expected=[{"type": "rule", "rules": {"expected": "abcd"}}, half_right],
+    )
+    assert (await run("evaluate", both)).value == 0.75
+
+
+async def test_evaluate_does_not_run_the_postconfig_again(run: Run, guest: HttpGuest) -> None:
+    steps = [{"type": "execute", "parameters": {"command": ["save"]}}]
+    with_steps = task(postconfig=steps)
+    assert (await run("postconfig", with_steps)).value is True
+    assert guest.paths() == ["/setup/execute"]
+    assert (await run("evaluate", with_steps)).value == 1.0
+    assert guest.paths() == ["/setup/execute", "/execute"]
+    assert with_steps["evaluator"]["postconfig"] == steps
+
+
+async def test_setup_fills_in_screen_and_password(run: Run, guest: HttpGuest) -> None:
+    words = ["{CLIENT_PASSWORD}", "{SCREEN_WIDTH}", "{SCREEN_HEIGHT_HALF}"]
+    setup = {**task(), "config": [{"type": "execute", "parameters": {"command": words}}]}
+    result = await run("prepare", setup, client_password="s3cret", screen=(1280, 720))
+    assert result.status == "ok"
+    sent = next(body for _, path, _, body in guest.seen if path == "/setup/execute")
+    assert json.loads(sent)["command"] == ["s3cret", "1280", "360"]
+    assert "s3cret" not in await asyncio.to_thread(result.log_path.read_text)
+
+
+async def test_a_failing_setup_step_is_named(run: Run, guest: HttpGuest) -> None:
+    guest.routes["/setup/open_file"] = status(404)
+    setup = {**task(), "config": [{"type": "open", "parameters": {"path": "/no/such/file"}}]}
+    result = await run("prepare", setup)
+    assert (result.status, result.value, result.error_type, result.guest_failed) == ("failed", None, "Exception", False)
+    assert "Setup step 1 failed: _open_setup" in result.error_message
+    assert [(e.path, e.status) for e in result.failures] == [("/setup/open_file", 404)]
+
+
+async def test_a_500_that_setup_only_logs_shows_in_the_record(run: Run, guest: HttpGuest) -> None:
+    guest.routes["/setup/launch"] = status(500)
+    setup = {**task(), "config": [{"type": "launch", "parameters": {"command": ["no-such-program"]}}]}
+    result = await run("prepare", setup)
+    assert (result.status, result.value, result.guest_failed) == ("ok", True, False)
+    assert [(e.path, e.outcome, e.status) for e in result.failures] == [("/setup/launch", "http_5xx", 500)]
+    lines = (await asyncio.to_thread(result.exchange_log_path.read_text)).splitlines()
+    assert [json.loads(line)["path"] for line in lines] == ["/terminal", "/setup/launch"]
+
+
+@pytest.mark.parametrize("fault", [status(500), status(502), reset, half])
+async def test_an_evaluator_that_could_not_look_gives_no_score(run: Run, guest: HttpGuest, fault: Any) -> None:
+    guest.routes["/execute"] = fault
+    result = await run("evaluate", task())
+    assert (result.status, result.value, result.error_type) == ("failed", None, "GuestExchangeFailed")
+    assert (result.guest_failed, result.guest_alive_after) == (True, True)
+
+
+async def test_a_reset_is_not_outlived_by_a_retry_that_works(run: Run, guest: HttpGuest) -> None:
+    """Canonical `get_file` tries three times and says nothing of the first two."""
+
+    async def first_time(request: web.BaseRequest) -> web.StreamResponse:
+        guest.routes["/file"] = b"yes\n"
+        return await reset(request)
+
+    guest.routes["/file"] = first_time
+    result = await run("evaluate", task(func="compare_text_file", result=vm_file(), expected=vm_file()))
+    assert (result.status, result.value, result.guest_failed) == ("failed", None, True)
+
+
+async def test_a_guest_that_dies_during_evaluation_ends_it_at_once(run: Run, guest: HttpGuest) -> None:
+    async def die(request: web.BaseRequest) -> web.StreamResponse:
+        asyncio.get_running_loop().call_soon(lambda: dying.append(asyncio.ensure_future(guest.die())))
+        await asyncio.sleep(3600)
+        return web.Response()
+
+    dying: list[asyncio.Future[None]] = []
+    guest.routes["/file"] = die
+    result = await run("evaluate", task(func="compare_text_file", result=vm_file(), expected=vm_file()))
+    assert (result.status, result.value, result.error_type) == ("failed", None, "GuestLost")
+    assert (result.guest_failed, result.guest_alive_after) == (True, False)
+    await asyncio.gather(*dying)
+
+
+async def test_a_guest_that_is_gone_before_is_never_scored(run: Run, guest: HttpGuest) -> None:
+    await guest.die()
+    result = await run("evaluate", task(func="infeasible"), terminal_action="FAIL")
+    assert (result.value, result.error_type, result.guest_alive_after) == (None, "GuestLost", False)
+    assert await asyncio.to_thread(result.log_path.read_text) == ""
+
+
+async def test_another_guest_in_its_place_is_never_scored(run: Run, guest: HttpGuest) -> None:
+    before = await run("evaluate", task(), expected_nonce="nonce-of-another-boot")
+    assert (before.value, before.error_type, before.guest_failed) == (None, "GuestReplaced", True)
+    assert guest.paths() == []
+
+    async def reboot(_: web.BaseRequest) -> web.StreamResponse:
+        guest.nonce = "nonce-after-a-reboot"
+        return web.json_response(command("yes\n"))
+
+    guest.routes["/execute"] = reboot
+    during = await run("evaluate", task())
+    assert (during.value, during.error_type, during.guest_failed) == (None, "GuestReplaced", True)
+
+
+async def test_a_404_and_a_closed_browser_are_facts(run: Run, guest: HttpGuest) -> None:
+    guest.routes["/execute"] = status(404)
+    missing = await run("evaluate", task())
+    assert (missing.status, missing.value) == ("ok", 0.0)
+    player = task(
+        func="is_vlc_playing",
+        result={"type": "vlc_playing_info", "dest": "status.xml"},
+        expected={"type": "rule", "rules": {"type": "file_name", "file_name": "a"}},
+    )
+    closed = await run("evaluate", player)
+    assert (closed.status, closed.guest_failed, closed.guest_alive_after) == ("failed", False, True)
+    assert closed.error_type == "ConnectionError", closed.error_message
+
+
+async def test_an_exception_is_an_error_and_never_a_zero(run: Run) -> None:
+    broken = task(expected={"type": "rule", "rules": {}})
+    result = await run("evaluate", broken)
+    assert (result.status, result.value, result.error_type, result.error_message) == (
+        "failed", None, "KeyError", "'expected'",
+    )  # fmt: skip
+    assert "exact_match" in result.traceback
+    unknown = await run("evaluate", task(func="no_such_metric"))
+    assert (unknown.value, unknown.error_type) == (None, "AttributeError")
+
+
+async def test_a_package_that_is_not_there_is_an_error_and_never_a_one(run: Run, guest: HttpGuest) -> None:
+    """Without librosa `compare_audios` takes two unreadable files for equal: 1.0 upstream."""
+    guest.routes["/file"] = b"RIFF"
+    result = await run("evaluate", task(func="compare_audios", result=vm_file("a.wav"), expected=vm_file("b.wav")))
+    assert (result.status, result.value, result.error_type) == ("failed", None, "MissingPackage")
+    assert "librosa.load" in result.error_message
+
+
+async def test_a_file_that_could_not_be_kept_is_an_error_and_never_a_zero(run: Run, guest: HttpGuest) -> None:
+    guest.routes["/file"] = b"yes\n"
+    result = await run(
+        "evaluate", task(func="compare_text_file", result=vm_file("no/such/directory/x"), expected=vm_file("b"))
+    )
+    assert (result.status, result.value, result.error_type) == ("failed", None, "LocalFileError")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"endpoints": {}}, "endpoints: port 5000"),
+        ({"terminal_action": "WAIT"}, "terminal_action"),
+        ({"task": {"id": TASK_ID, "instruction": "x"}}, r"task\.evaluator"),
+        ({"task": {**task(), "id": "../x"}}, r"task\.id"),
+    ],
+)
+async def test_arguments_that_cannot_be_right_are_refused(run: Run, changes: dict[str, Any], field: str) -> None:
+    given = changes.pop("task", task())
+    with pytest.raises(InvalidInput, match=field):
+        await run("evaluate", given, **changes)
