@@ -18,3 +18,16 @@ def drop_tables(*names: str) -> None:
     """Drop tables, in this order. Only revisions that made them do that."""
     for name in names:
         op.execute(f"DROP TABLE {name}")
+
+
+def add_check(table: str, name: str, expression: str) -> None:
+    """Add a CHECK that holds for new rows from now on; a `post` revision validates it for those that are there.
+
+    In a `pre` revision: adding it whole would read the table while nobody can write to it.
+    """
+    op.execute(f"ALTER TABLE {table} ADD CONSTRAINT {name} CHECK ({expression}) NOT VALID")
+
+
+def validate_check(table: str, name: str) -> None:
+    """Validate a CHECK of an earlier revision while workers read and write: for a `post` revision, `online = True`."""
+    op.execute(f"ALTER TABLE {table} VALIDATE CONSTRAINT {name}")

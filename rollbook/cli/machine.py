@@ -96,13 +96,28 @@ def doctor(as_json: AsJson = False) -> None:
     finish(work())
 
 
-def migrate() -> None:
+class Phase(StrEnum):
+    """Which revisions of the ledger's schema to apply."""
+
+    PRE = "pre"
+    POST = "post"
+    ALL = "all"
+
+
+def migrate(
+    phase: Annotated[
+        Phase, typer.Option(help="pre: before new workers start; post: after the last old one is gone.")
+    ] = Phase.ALL,
+) -> None:
     """Bring the ledger's schema up to date. `rollbook up` does it too."""
     from rollbook.stack.prepare import migrate as migrate_ledger
 
     async def work() -> int:
-        await migrate_ledger(ledger_url(settings()))
-        say("the ledger has the newest schema")
+        left = await migrate_ledger(ledger_url(settings()), phase.value)
+        if left:
+            say(f"ready for new workers; when the old ones are gone: rollbook migrate --phase post ({', '.join(left)})")
+        else:
+            say("the ledger has the newest schema")
         return 0
 
     finish(work())

@@ -1,56 +1,70 @@
-"""Brings a database to the current schema: tables by Alembic revisions, guards, views and grants as a whole.
+"""Brings a database to the current schema while workers use it.
 
-Everything happens in one transaction under an advisory lock: two processes that migrate at once wait for each other,
-and a failure leaves the database as it was. Locks are waited for 30 s at most, so that a migration gives up rather
-than standing in the way of the workers.
+Tables change by Alembic revisions, in one of two phases: `pre` revisions are applied before new workers are started and
+only add what the old ones can live with; `post` revisions (checks that are validated, what nobody uses any more) after
+the last old worker is gone. Seals, guards, views and grants follow the last `pre` revision (see schema_code).
+
+Each phase is one transaction: a failure leaves the database as it was. How its locks are taken is told in schema_locks.
 """
 
-import hashlib
-import re
+import os
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, text
 
 import migrations
-from models.identity import canonical_json
 from rollbook.errors import ConfigError
+from rollbook.ledger.schema_code import code_digest, drop_code, load_code, loaded_digest, tables_of, views_of
+from rollbook.ledger.schema_locks import lock, patiently
 
-SQL = Path(__file__).parent / "sql"
-SCRIPTS = ("seals.sql", "guards.sql", "views.sql", "grants.sql")
-"""Loaded in this order after the revisions, whenever one of them has changed."""
+__all__ = ["Phase", "code_digest", "current", "downgrade", "drop_code", "is_current", "load_code", "upgrade"]
+
+Phase = Literal["pre", "post", "all"]
 
 OLDEST_SERVER = 14
 """Oldest major version of Postgres: functions with an SQL body, triggers that can be replaced."""
 
-_LOCK = 7_461_203_351
-_KNOWN = text("SELECT to_regprocedure('schema_code()') IS NOT NULL")
+VERSIONS = [Path(migrations.__file__).parent / "versions"]
+"""Where revisions lie."""
 
 
-def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the database at `url` (`postgresql+psycopg://…`) to `revision`; a current one is left alone."""
+def upgrade(url: str, revision: str = "head", *, phase: Phase = "all") -> list[str]:
+    """Bring the database at `url` (`postgresql+psycopg://…`) to `revision`; a current one is left alone.
+
+    `phase`: `pre` before new workers are started, `post` after the last old one is gone, `all` where none run or the
+    revisions are harmless to them. Returns the revisions that are left for later: `post` ones, after `pre`.
+    Raises ConfigError when the phases would get out of order, LedgerError when tables stay in use.
+    """
     engine = _engine(url)
     try:
-        with engine.begin() as connection:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-            _migrate(connection, revision)
+        for steps in _runs(_chosen(_pending(engine, revision), phase)):
+            patiently(engine, "migrate", partial(_apply, steps))
+        patiently(engine, "migrate", _refresh)
+        return [step.revision for step in _pending(engine, "head")]
     finally:
         engine.dispose()
 
 
 def downgrade(url: str, revision: str) -> None:
     """Go back to `revision`. For a failed deployment: newer tables are dropped, with their rows."""
+
+    def work(connection: Connection) -> None:
+        lock(connection, tables_of(connection) + views_of(connection))
+        drop_code(connection)
+        command.downgrade(_config(connection), revision)
+        _load_if_it_fits(connection)
+
     engine = _engine(url)
     try:
-        with engine.begin() as connection:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-            drop_code(connection)
-            command.downgrade(_config(connection), revision)
-            if revision == _head():
-                load_code(connection)
+        patiently(engine, "downgrade", work)
     finally:
         engine.dispose()
 
@@ -70,85 +84,110 @@ def is_current(url: str) -> bool:
     engine = _engine(url)
     try:
         with engine.connect() as connection:
-            return _is_current(connection)
+            return not _left(connection, "head") and loaded_digest(connection) == code_digest()
     finally:
         engine.dispose()
 
 
-def code_digest() -> str:
-    """Digest of guards, views and grants: another digest, and they are loaded again."""
-    return hashlib.sha256("\n".join((SQL / name).read_text() for name in SCRIPTS).encode()).hexdigest()
+def phase_of(step: Script) -> Phase:
+    """`pre` or `post`, as the revision's module says by `phase = "…"`."""
+    phase: Phase = getattr(step.module, "phase", "pre")
+    if phase not in ("pre", "post"):
+        raise ConfigError(f"revision {step.revision}: phase must be pre or post, not {phase!r}")
+    return phase
 
 
-def load_code(connection: Connection) -> None:
-    """Load seals, guards, views and grants, and note what was loaded."""
-    for name in SCRIPTS:
-        _script(connection, (SQL / name).read_text())
-    views = re.findall(r"^CREATE VIEW (\w+)", (SQL / "views.sql").read_text(), re.MULTILINE)
-    seals = re.findall(r"^CREATE OR REPLACE FUNCTION seal\(r (\w+)\)", (SQL / "seals.sql").read_text(), re.MULTILINE)
-    note = canonical_json({"digest": code_digest(), "views": views, "seals": seals})
-    _script(
-        connection,
-        "CREATE OR REPLACE FUNCTION schema_code() RETURNS jsonb LANGUAGE sql IMMUTABLE "
-        f"RETURN '{note}'::jsonb; COMMENT ON FUNCTION schema_code() IS 'which guards, seals and views are loaded';",
-    )
+def _is_online(step: Script) -> bool:
+    """Whether a revision says by `online = True` that it holds no lock that workers would notice."""
+    return bool(getattr(step.module, "online", False))
 
 
-def drop_code(connection: Connection) -> None:
-    """Drop what depends on tables and so stands in the way of their changes: views and seals. Guards stay."""
-    if connection.scalar(_KNOWN):
-        note = connection.scalar(text("SELECT schema_code()"))
-        for view in reversed(note["views"]):
-            _script(connection, f"DROP VIEW IF EXISTS {view}")
-        for table in note["seals"]:
-            _script(connection, f"DROP FUNCTION IF EXISTS seal({table})")
-        _script(connection, "DROP FUNCTION schema_code()")
+def _chosen(pending: Sequence[Script], phase: Phase) -> list[Script]:
+    """The pending revisions of a phase; refuses to skip what must come before."""
+    if phase == "all":
+        return list(pending)
+    last_pre = max((place for place, step in enumerate(pending) if phase_of(step) == "pre"), default=-1)
+    before, after = list(pending[: last_pre + 1]), list(pending[last_pre + 1 :])
+    if phase == "post":
+        if before:
+            raise ConfigError(
+                f"phase: revision {before[-1].revision} comes first: `rollbook migrate --phase pre`, then replace "
+                "the workers"
+            )
+        return after
+    if early := [step.revision for step in before if phase_of(step) == "post"]:
+        raise ConfigError(
+            f"phase: {early[0]} of an earlier version was never applied, and old workers may run: finish that "
+            "version's deployment (`rollbook migrate --phase post` with it), or stop all workers and migrate with "
+            "--phase all"
+        )
+    return before
 
 
-def _migrate(connection: Connection, revision: str) -> None:
+def _runs(steps: Sequence[Script]) -> list[list[Script]]:
+    """What is applied in one transaction: neighbours of one phase that lock in the same way."""
+    return [list(run) for _, run in groupby(steps, key=lambda step: (phase_of(step), _is_online(step)))]
+
+
+def _apply(steps: Sequence[Script], connection: Connection) -> None:
+    _require_server(connection)
+    here = {step.revision for step in _left(connection, steps[-1].revision)}
+    if not here & {step.revision for step in steps}:
+        return  # another process was faster
+    if not _is_online(steps[0]):
+        lock(connection, tables_of(connection) + views_of(connection))
+        drop_code(connection)
+    command.upgrade(_config(connection), steps[-1].revision)
+    _load_if_it_fits(connection)
+
+
+def _refresh(connection: Connection) -> None:
+    _require_server(connection)
+    _load_if_it_fits(connection)
+
+
+def _load_if_it_fits(connection: Connection) -> None:
+    """Load the code once every table has what it needs; `post` revisions only take away what it does not."""
+    fits = _revision(connection) is not None and all(phase_of(step) == "post" for step in _left(connection, "head"))
+    if fits and loaded_digest(connection) != code_digest():
+        load_code(connection)
+
+
+def _require_server(connection: Connection) -> None:
     version = connection.scalar(text("SELECT current_setting('server_version_num')::integer"))
     if version < OLDEST_SERVER * 10_000:
         raise ConfigError(
             f"ROLLBOOK_DATABASE_URL: the server is Postgres {version // 10_000}, "
             f"the ledger needs {OLDEST_SERVER} or newer"
         )
-    if revision == "head" and _is_current(connection):
-        return
-    drop_code(connection)
-    command.upgrade(_config(connection), revision)
-    if _revision(connection) == _head():
-        load_code(connection)
 
 
-def _is_current(connection: Connection) -> bool:
-    if _revision(connection) != _head() or not connection.scalar(_KNOWN):
-        return False
-    return bool(connection.scalar(text("SELECT schema_code() ->> 'digest'")) == code_digest())
+def _pending(engine: Engine, revision: str) -> list[Script]:
+    with engine.connect() as connection:
+        return _left(connection, revision)
+
+
+def _left(connection: Connection, revision: str) -> list[Script]:
+    """Revisions between the database's and `revision`, oldest first; none when it is that far already."""
+    scripts = ScriptDirectory.from_config(_config(None))
+    done = _revision(connection)
+    known = {step.revision for step in scripts.iterate_revisions(done, "base")} if done else set()
+    return [step for step in reversed(list(scripts.iterate_revisions(revision, "base"))) if step.revision not in known]
 
 
 def _revision(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def _head() -> str | None:
-    return ScriptDirectory.from_config(_config(None)).get_current_head()
-
-
 def _config(connection: Connection | None) -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
     config.set_main_option("path_separator", "os")
+    config.set_main_option("version_locations", os.pathsep.join(map(str, VERSIONS)))
     config.attributes["connection"] = connection
     return config
 
 
 def _engine(url: str) -> Engine:
-    options = "-c lock_timeout=30s -c statement_timeout=600s -c client_min_messages=warning"
+    options = "-c lock_timeout=3s -c statement_timeout=600s -c client_min_messages=warning"
     return create_engine(url, connect_args={"options": options, "connect_timeout": 10})
-
-
-def _script(connection: Connection, script: str) -> None:
-    """Run a script of several statements as it is: without parameters, % and : mean themselves."""
-    driver = connection.connection.driver_connection
-    assert driver is not None
-    driver.execute(script)

@@ -12,12 +12,12 @@ from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError
 
 from rollbook.errors import ConfigError
-from rollbook.ledger.migrate import upgrade
+from rollbook.ledger.migrate import Phase, upgrade
 
 
-async def migrate(url: str) -> None:
-    """Bring the ledger at `url` to the newest schema."""
-    await asyncio.to_thread(upgrade, url)
+async def migrate(url: str, phase: Phase = "all") -> list[str]:
+    """Bring the ledger at `url` to the newest schema, or through one phase of it; the revisions that are left."""
+    return await asyncio.to_thread(upgrade, url, phase=phase)
 
 
 async def check_ledger(url: str) -> None:
