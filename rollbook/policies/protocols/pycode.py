@@ -36,8 +36,16 @@ def read_code(code: str, projection: Projection, *, key_names: bool) -> Program:
     except RecursionError as error:
         raise Unusable("the code is too deeply nested") from error
     if edits:
+        if not {id(edit.node) for edit in edits}.isdisjoint(_in_texts(tree)):
+            raise Unusable("call pyautogui outside of f-strings")
         code, tree = parsed(edited(code, edits))
     return _split(code, tree)
+
+
+def _in_texts(tree: ast.Module) -> set[int]:
+    """Nodes inside f-strings: Python before 3.12 does not know where exactly they stand."""
+    texts = (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr))
+    return {id(inner) for text in texts for inner in ast.walk(text)}
 
 
 def _split(code: str, tree: ast.Module) -> Program:

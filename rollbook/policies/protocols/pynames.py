@@ -102,14 +102,22 @@ def _inner(function: str) -> bool:
 
 
 def _binding(node: ast.AST, names: Names) -> str | None:
-    """A name of pyautogui's that a node other than an import gives a meaning."""
-    name: str | None = None
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        name = node.name
-    elif isinstance(node, ast.arg):
-        name = node.arg
-    elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        name = node.id
-    elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and names.function(node) in _FUNCTIONS:
+    """A name of pyautogui's to which a node gives another meaning."""
+    if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and names.function(node) in _FUNCTIONS:
         return f"pyautogui.{node.attr}"
-    return name if name in names.modules or name in names.functions else None
+    return next((name for name in _bound(node) if name in names.modules or name in names.functions), None)
+
+
+def _bound(node: ast.AST) -> list[str | None]:
+    """The names to which a node gives a meaning, pyautogui's own imports left out."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        return [node.id]
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.MatchAs):
+        return [node.name]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    if isinstance(node, ast.Import):
+        return [one.asname or one.name.split(".")[0] for one in node.names if one.name.split(".")[0] != "pyautogui"]
+    if isinstance(node, ast.ImportFrom) and node.module != "pyautogui":
+        return [one.asname or one.name for one in node.names]
+    return []
