@@ -81,34 +81,35 @@ class LedgerCallLog:
             "image": await self._put(answer.image, "image/png"),
             "tokens": await self._put(answer.tokens, JSON),
         }
-        return await self.ledger.commit_model_call(self.attempt, self.run_id, self._row(answer, parse_attempt, refs))
+        try:
+            row = self._row(answer, parse_attempt, refs)
+            return await self.ledger.commit_model_call(self.attempt, self.run_id, row)
+        except (ValueError, TypeError, RecursionError) as error:  # of pydantic, or of the driver's writing it as JSON
+            raise Unstorable(_said(error)) from error
 
     def _row(self, answer: Answer, parse_attempt: int, refs: dict[str, ArtifactRef | None]) -> ModelCall:
-        try:
-            return ModelCall(
-                step=self.step,
-                parse_attempt=parse_attempt,
-                policy_kind=self.policy_kind,
-                actions=answer.actions,
-                terminal_action=answer.terminal_action,
-                policy_stop_reason=answer.policy_stop_reason,
-                completed=answer.completed,
-                accepted=answer.accepted,
-                parse_error=answer.parse_error,
-                failure_kind=answer.failure_kind,
-                finish_reason=answer.finish_reason,
-                summary=summary_of(answer),
-                model_name=answer.model_name or None,
-                model_version=answer.model_version,
-                prompt_tokens=answer.prompt_tokens,
-                completion_tokens=answer.completion_tokens,
-                latency_s=answer.latency_s,
-                telemetry=answer.telemetry,
-                said=answer.said,
-                **refs,
-            )
-        except (ValueError, TypeError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
-            raise Unstorable(_said(error)) from error
+        return ModelCall(
+            step=self.step,
+            parse_attempt=parse_attempt,
+            policy_kind=self.policy_kind,
+            actions=answer.actions,
+            terminal_action=answer.terminal_action,
+            policy_stop_reason=answer.policy_stop_reason,
+            completed=answer.completed,
+            accepted=answer.accepted,
+            parse_error=answer.parse_error,
+            failure_kind=answer.failure_kind,
+            finish_reason=answer.finish_reason,
+            summary=summary_of(answer),
+            model_name=answer.model_name or None,
+            model_version=answer.model_version,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+            latency_s=answer.latency_s,
+            telemetry=answer.telemetry,
+            said=answer.said,
+            **refs,
+        )
 
     async def _put(self, data: bytes | None, media_type: str) -> ArtifactRef | None:
         return None if data is None else await self.artifacts.put(data, media_type)

@@ -1,6 +1,8 @@
 """Episodes that a model decides, on the do-nothing desktop: real HTTP, real rows, every prompt rendered again."""
 
 import hashlib
+import json
+import math
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from rollbook.evidence.exact import exact_envelope
+from rollbook.evidence.load import load_calls
 from rollbook.evidence.verify import verify
 from rollbook.ledger.recorded import Recorded
+from rollbook.policies.client.errors import BODY_LIMIT
 from tests.doubles.model_server import Call, Reply
 from tests.modelkit import DONE, Scenario, click_until, code, model_spec, model_system, recorded
 from tests.system import System, small_tasks
@@ -134,6 +139,30 @@ async def test_what_stays_unparseable_is_evaluated_and_eligible(
     assert attempt.outcome["runtime_eligible"]
     assert attempt.outcome["score"] is not None
     assert len(attempt.calls) == 5
+
+
+async def test_a_message_of_no_form_keeps_its_tokens_and_is_rejected(system: System, said: Scenario) -> None:
+    """Upstream contract §3.1, §1.6: evidence is kept whole, the parser rejects it, the evaluator scores."""
+    logprobs = {"content": [{"token": "x", "logprob": -0.5, "bytes": list(range(100))}] * 200}
+    choice = {"message": code("pyautogui.click(0.5, 0.5)"), "token_ids": [7] * 200, "logprobs": logprobs}
+    choice |= {"routed_experts": [[1, 2]]}
+    body = json.dumps({"choices": [choice], "prompt_token_ids": [1, 2, 3], "usage": {"cost": math.nan}}).encode()
+    assert len(body) > 3 * BODY_LIMIT
+    attempt = await play(system, said, lambda _: Reply(body=body), "m-form", model_spec("one"))
+    assert attempt.outcome is not None
+    assert attempt.outcome["termination_reason"] == "model_response_unparseable"
+    assert attempt.outcome["runtime_eligible"]
+    assert len(said.calls) == len(attempt.calls) == 5
+    for call in attempt.calls:
+        assert call["completed"]
+        assert call["telemetry"]["normalization_error"] == "the choice's message is a text, not an object"
+        assert await system.artifacts.get(call["response_sha256"]) == body
+        tokens = json.loads(await system.artifacts.get(call["tokens_sha256"]))
+        assert (tokens["prompt_token_ids"], tokens["sampled_token_ids"]) == ([1, 2, 3], [7] * 200)
+        assert tokens["routed_experts"] == [[1, 2]]
+    loaded = await load_calls(attempt, system.artifacts)
+    assert loaded.evidence_complete
+    assert exact_envelope(loaded) is not None
 
 
 def fits(most: int, otherwise: Any) -> Any:
