@@ -22,6 +22,7 @@ from temporalio.worker import WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from rollbook.redaction import redact
+from rollbook.small_failures import keep_small
 
 PASS_THROUGH = ("models",)
 """Modules that workflows share with the worker. `models` is pure, which a test and the linter watch."""
@@ -33,13 +34,14 @@ def sandbox_runner() -> SandboxedWorkflowRunner:
 
 
 class RedactingFailureConverter(DefaultFailureConverter):
-    """Keeps secrets out of the failures that histories hold, those of foreign exceptions included."""
+    """Keeps secrets out of the failures that histories hold, those of foreign exceptions included; keeps them small."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """Convert as usual (causes by way of this method too), then redact."""
+        """Convert as usual (causes by way of this method too), then redact and shorten."""
         super().to_failure(exception, payload_converter, failure)
         failure.message = redact(failure.message)
         failure.stack_trace = redact(failure.stack_trace)
+        keep_small(failure)
 
 
 class _PlainJson(PydanticJSONPlainPayloadConverter):

@@ -1,13 +1,17 @@
-"""`docker kill` of a desktop: never a score from a dead desktop, and a fresh one scores."""
+"""`docker kill` of a desktop: never a score from a dead desktop, and a fresh one scores. An engine that is away for a
+while kills nothing, and costs no attempt."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
 from temporalio.client import WorkflowFailureError
 
+from models import names
+from tests.faults.engine_gate import EngineGate
 from tests.faults.waiting import until
 from tests.faults.world import World, broken_world, counting_script, counting_task
 
@@ -18,22 +22,49 @@ TASKS = [
 ]
 
 
+TRIES = 4
+"""The fourth try of an activity is one that failed three times."""
+
+
 @pytest.fixture(scope="module")
-async def world(scratch: Path, docker_client: docker.DockerClient, desktop_image: str) -> AsyncIterator[World]:
+async def gate(scratch: Path) -> AsyncIterator[EngineGate]:
+    gate = EngineGate(scratch / "engine.sock")
+    await gate.open()
+    yield gate
+    await gate.shut()
+
+
+@pytest.fixture(scope="module")
+async def world(
+    scratch: Path, docker_client: docker.DockerClient, desktop_image: str, gate: EngineGate
+) -> AsyncIterator[World]:
+    """Its worker reaches the engine through the gate, the tests reach it directly."""
     name = f"lost-{id(docker_client):x}"
-    async with broken_world(scratch / name, docker_client, name, TASKS, counting_script()) as made:
-        yield made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", gate.docker_host)
+        async with broken_world(scratch / name, docker_client, name, TASKS, counting_script()) as made:
+            yield made
+
+
+async def _pending(world: World, key: str) -> list[Any]:
+    """Activities of a rollout that are under way or will be tried again."""
+    description = await world.system.client.get_workflow_handle(key).describe()
+    return list(description.raw_description.pending_activities)
+
+
+async def _runs(world: World, key: str, activity: str) -> None:
+    """Wait until `activity` of a rollout runs."""
+
+    async def running() -> bool:
+        pending = await _pending(world, key)
+        return any(one.activity_id == activity and one.HasField("last_started_time") for one in pending)
+
+    await until(f"{activity} runs", running)
 
 
 async def _kill_when(world: World, key: str, activity: str) -> None:
     """Kill the desktop of a rollout while `activity` of its first attempt runs."""
-
-    async def running() -> bool:
-        description = await world.system.client.get_workflow_handle(key).describe()
-        pending = description.raw_description.pending_activities
-        return any(one.activity_id == activity and one.HasField("last_started_time") for one in pending)
-
-    await until(f"{activity} runs", running)
+    await _runs(world, key, activity)
     for container in await asyncio.to_thread(world.containers):
         if container.labels["rollbook.rollout"] == key:
             await asyncio.to_thread(container.kill)
@@ -68,19 +99,56 @@ async def test_a_desktop_dies(world: World, task: str, activity: str) -> None:
     await world.no_desktop_is_left()
 
 
-async def test_cancel_leaves_no_desktop_and_no_open_row(world: World) -> None:
+async def _fails_three_times(world: World, key: str, what: str) -> None:
+    """Wait until an activity of kind `what` was tried three times in vain, for want of an engine."""
+
+    async def tried() -> list[Any]:
+        return [one for one in await _pending(world, key) if one.attempt >= TRIES]
+
+    (stuck,) = await until(f"{what} was tried three times", tried, 60)
+    assert stuck.activity_type.name == what
+    assert "the Docker engine does not answer" in stuck.last_failure.message
+
+
+async def test_an_engine_that_is_away_costs_no_attempt(world: World, gate: EngineGate) -> None:
+    """It is away while the episode acts, and again when its desktop is to be stopped; one attempt is all there is."""
+    spec = world.spec(tasks={"ids": ["slow-evaluation"]}, max_attempts=1)
+    handle = await world.system.start_batch(spec, "away")
+    key = "away/os/slow-evaluation/0"
+    await _runs(world, key, "a1-s002-act")
+    await gate.shut()
+    await _fails_three_times(world, key, names.ACT)
+    await gate.open()
+    await _runs(world, key, "a1-evaluate")
+    await gate.shut()
+    await _fails_three_times(world, key, names.STOP_SANDBOX)
+    assert len(await asyncio.to_thread(world.containers)) == 1
+    await gate.open()
+    async with asyncio.timeout(240):
+        await handle.result()
+    (only,) = await world.rows(
+        "SELECT attempt_index, termination_reason, score, mask_sample FROM outcome WHERE rollout_key = :key", key=key
+    )
+    assert tuple(only.values()) == (1, "agent_done", 1.0, False)
+    report = await world.system.audit("away")
+    assert report.ok, report.findings
+    await world.no_desktop_is_left()
+
+
+async def test_cancel_leaves_no_desktop_within_a_minute_and_no_open_row(world: World) -> None:
     handle = await world.system.start_batch(world.spec(tasks={"ids": ["plain"]}, samples=6, concurrency=2), "cancelled")
 
     async def two_desktops() -> bool:
         return len(await asyncio.to_thread(world.containers)) >= 2
 
     await until("two desktops run", two_desktops)
-    await handle.cancel()
-    with pytest.raises(WorkflowFailureError):
-        async with asyncio.timeout(120):
+    async with asyncio.timeout(60):  # a promise to users, counted from the cancel
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError):
             await handle.result()
+        await world.no_desktop_is_left()
     counts = await world.system.ledger.counts("cancelled")
     assert (counts.planned, counts.waiting, counts.running) == (6, 0, 0)
     report = await world.system.audit("cancelled")
     assert report.ok, report.findings
-    await world.no_desktop_is_left()
+    assert await asyncio.to_thread(world.containers) == [], "nor did one come late"
