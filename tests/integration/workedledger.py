@@ -6,7 +6,7 @@
 |---|---|---|---|
 | browse, chrome | 0.5, masked ✎ | timeout, never evaluated | |
 | crop, gimp | queued | running, live desktop | |
-| layer, gimp | running, lease expired | timeout, waits for its rerun | |
+| layer, gimp | running, lease expired | timeout, desktop stopped, waits for its rerun | |
 | 5ea617a3…, os | sandbox lost (its desktop is still there), then 1.0 | 0.0 | 1.0, superseded by 0.5 |
 | mail, thunderbird | waiting | waiting | |
 | play, vlc | 1.0, masked ✎, admitted ⚙ | 1.0, an action in doubt, masked ⚙ | |
@@ -83,9 +83,14 @@ class Worked:
             await self.before.run(self.key(name, sample, "nightly-6"), score=score)
         await self._time_out(self.key("read", 1, "nightly-6"))
 
-    async def _time_out(self, key: str) -> None:
+    async def _time_out(self, key: str, desk: str | None = None) -> None:
+        """An attempt of one step that met its deadline, on a desktop that was stopped."""
         claimed = await self.after.claim(key, "run-1")
+        if desk is not None:
+            await self._desktop(key, claimed.attempt_index, desk, lease_s=600)
         await self.after.end(key, claimed.attempt_index, "run-1", infrastructure_failure_reason="timeout", steps=1)
+        if desk is not None:
+            await self.ledger.sandbox_stopped(f"desk-{desk}", "episode ended")
 
     async def _play_os(self) -> None:
         key = self.key(OS, 0)
@@ -128,7 +133,7 @@ class Worked:
 
     async def _play_open_rows(self) -> None:
         again = self.key("layer", 1)
-        await self._time_out(again)
+        await self._time_out(again, "gone")
         await self.ledger.request_rerun("nightly-7", [again], reason="a slow host", requested_by="bob")
         expired, live = self.key("layer", 0), self.key("crop", 1)
         await self.after.claim(expired, "run-1")
