@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import docker
+import pytest
 
 from rollbook.ledger.queries import Reader
 from tests.fidelity.conftest import example
+from tests.modelkit import recorded
 from tests.stackkit import containers_of
 from tests.system import System
 
@@ -65,8 +67,22 @@ async def no_desktop_left(docker_client: docker.DockerClient, deployment_id: str
     raise AssertionError(f"desktops are left: {left}")
 
 
-async def test_quickstart_ends_as_expected(system: System, docker_client: docker.DockerClient) -> None:
-    played = await play(system, example("batches/quickstart.json"), "quickstart")
+@pytest.fixture(scope="module")
+async def quickstart(system: System) -> Played:
+    """The quickstart batch, played."""
+    return await play(system, example("batches/quickstart.json"), "quickstart")
+
+
+@pytest.fixture(scope="module")
+async def solved(osworld: System) -> Played:
+    """Canonical tasks by script, played."""
+    return await play(osworld, example("batches/osworld-os-offline.json"), "osworld-solved")
+
+
+async def test_quickstart_ends_as_expected(
+    system: System, quickstart: Played, docker_client: docker.DockerClient
+) -> None:
+    played = quickstart
     expected = example("quickstart/expected.json")
     assert played.endings == {task_id: {(one["termination_reason"], one["score"])} for task_id, one in expected.items()}
     assert played.trouble == []
@@ -86,12 +102,37 @@ async def test_a_training_group_has_one_row_per_sample(system: System) -> None:
     assert played.trouble == []
 
 
-async def test_canonical_tasks_are_solved_by_script(osworld: System) -> None:
-    spec = example("batches/osworld-os-offline.json")
-    played = await play(osworld, spec, "osworld-solved")
+async def test_canonical_tasks_are_solved_by_script(solved: Played) -> None:
+    spec, played = example("batches/osworld-os-offline.json"), solved
     wanted = {task_id: {SOLVED} for task_id in spec["tasks"]["ids"]} | {INFEASIBLE: {("agent_fail", 1.0)}}
     assert played.endings == wanted
     assert played.trouble == []
+
+
+async def test_a_replay_scores_the_same(system: System, quickstart: Played) -> None:
+    """The recorded actions, on other desktops: the same endings, fractions of a score included."""
+    spec = example("batches/quickstart.json") | {"policy": {"kind": "replay", "batch": "quickstart"}}
+    again = await play(system, spec, "quickstart-replay")
+    assert (again.endings, again.trouble) == (quickstart.endings, [])
+    assert sorted(again.rewards) == sorted(quickstart.rewards)
+    assert len({score for _, score in set().union(*again.endings.values())}) > 1, "the scores tell the tasks apart"
+    await same_actions(system, "quickstart", "quickstart-replay")
+
+
+async def test_a_replay_of_canonical_tasks_scores_the_same(osworld: System, solved: Played) -> None:
+    spec = example("batches/osworld-os-offline.json") | {"policy": {"kind": "replay", "batch": "osworld-solved"}}
+    again = await play(osworld, spec, "osworld-replay")
+    assert (again.endings, again.trouble) == (solved.endings, [])
+    await same_actions(osworld, "osworld-solved", "osworld-replay")
+
+
+async def same_actions(system: System, first: str, second: str) -> None:
+    """Both batches hold the same actions, the second one as a replay."""
+    for source, again in zip(await recorded(system, first), await recorded(system, second), strict=True):
+        assert source.rollout["task_id"] == again.rollout["task_id"]
+        said = [[(call["actions"], call["terminal_action"]) for call in one.calls] for one in (source, again)]
+        assert said[0] == said[1]
+        assert {call["policy_kind"] for call in again.calls} == {"replay"}
 
 
 async def test_canonical_tasks_untouched_earn_nothing(osworld: System) -> None:
