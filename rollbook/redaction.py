@@ -1,29 +1,28 @@
 """Secrets are redacted by value: whatever carries one, in whichever form, it is replaced before it is kept or shown.
 
 The registry is one per process, like `logging`: settings, endpoint profiles and providers add what they know, and every
-place where text leaves us (logs, errors, evidence, exports) asks it. It knows a value as it stands, as JSON, URL
-encoding, XML and `repr` write it, and inside base64 at any of its three alignments (`Authorization: Basic …`).
+place where text leaves us (logs, errors, evidence, exports) asks it. It knows a value as it stands; as JSON, URL
+encoding, XML, shells and `repr` write it, one over the other too (`spellings.py`); as hexadecimal digits; and each of
+these inside base64 (`Authorization: Basic …`), wrapped or not (`base64_text.py`).
 
 A short secret is dangerous to replace: `a` is everywhere. Below `WHOLE_BELOW` characters only whole words are replaced;
 below `SHORTEST`, and for what people write where no secret is needed (`EMPTY`, `password`), nothing is.
 """
 
-import base64
-import html
-import json
 import logging
 import os
-import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote, quote_plus, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 
+from rollbook.base64_text import Base64Text
 from rollbook.settings import Settings
+from rollbook.spellings import Span, Spellings, escaped_runs
 
 MARK = "[redacted]"
 _MARK = MARK.encode()
@@ -80,11 +79,7 @@ class SecretRegistry:
     """The secrets of this process and how to find them in text and bytes."""
 
     def __init__(self) -> None:
-        self._values: set[str] = set()
-        self._texts: list[str] = []
-        self._datas: list[bytes] = []
-        self._text = re.compile("")
-        self._bytes = re.compile(b"")
+        self._keep({})
 
     def add(self, value: str | SecretStr | None) -> bool:
         """Redact this value from now on; False when it is too short or no secret (see the module)."""
@@ -92,32 +87,32 @@ class SecretRegistry:
         plain = plain.strip()
         if len(plain) < SHORTEST or plain.casefold() in NO_SECRETS or plain in MARK:
             return False
-        if plain not in self._values:
-            self._values.add(plain)
-            self._compile()
+        if plain not in self._secrets:
+            # a new one, not a changed one: another thread may be going through it
+            self._keep({**self._secrets, plain: Spellings(plain, whole_word=len(plain) < WHOLE_BELOW)})
         return True
 
     def clear(self) -> None:
         """Forget everything; for tests."""
-        self._values.clear()
-        self._texts, self._datas = [], []
+        self._keep({})
 
     def text(self, text: str) -> str:
         """The text without secrets."""
-        # Looking for each form is much faster than the pattern, and there is hardly ever one. Again after each round:
-        # a short secret may have become a whole word. What this returns it would return unchanged.
-        for _ in range(_ROUNDS):
-            if not any(form in text for form in self._texts) or (cleaned := self._text.sub(MARK, text)) == text:
-                break
-            text = cleaned
-        return text
+        if not self._secrets or len(text) < self._shortest:
+            return text
+        data = text.encode(errors="surrogatepass")
+        cleaned = self.data(data)
+        return text if cleaned is data else cleaned.decode(errors="surrogatepass")
 
     def data(self, data: bytes) -> bytes:
         """The bytes without secrets; only for text in UTF-8, a picture is not looked into."""
+        # Again after each round: a short secret may have become a whole word. What this returns it would return
+        # unchanged.
         for _ in range(_ROUNDS):
-            if not any(form in data for form in self._datas) or (cleaned := self._bytes.sub(_MARK, data)) == data:
+            spans = sorted(self._spans(data))
+            if not spans:
                 break
-            data = cleaned
+            data = _without(data, spans)
         return data
 
     def value(self, value: Any) -> Any:
@@ -130,40 +125,57 @@ class SecretRegistry:
             return [self.value(item) for item in value]
         return value
 
-    def _compile(self) -> None:
-        # The longest first: a secret that contains another one is replaced whole.
-        forms = sorted({form for value in self._values for form in _forms(value)}, key=len, reverse=True)
-        pattern = "|".join(_bounded(form) for form in forms)
-        self._text = re.compile(pattern)
-        self._bytes = re.compile(pattern.encode())
-        self._texts, self._datas = forms, [form.encode() for form in forms]
+    def _spans(self, data: bytes) -> Iterator[Span]:
+        """Where secrets stand; spans may overlap."""
+        secrets = self._secrets.values()
+        if not secrets or len(data) < self._shortest:
+            return
+        lowered = data.lower()
+        # As text, for short bytes are searched four times as fast in it.
+        chars, small = data.decode("latin-1"), lowered.decode("latin-1")
+        for secret in [secret for anchor, secret in self._anchors if anchor in chars]:
+            yield from secret.find(data)
+        for secret in [secret for digits, secret in self._digits if digits in small]:
+            yield from secret.find_hex(lowered)
+        for run, said in escaped_runs(data):
+            for secret in secrets:
+                yield from secret.find_escaped(data, run, said)
+        text = Base64Text(data)
+        yield from _in_base64(text, self._needles)
+        if text.edited and self._short_needles:
+            # After the last line of base64 a word may follow, and a short secret would not stand alone.
+            yield from _in_base64(Base64Text(data, wrapped=False), self._short_needles)
+
+    def _keep(self, secrets: dict[str, Spellings]) -> None:
+        """The secrets, and flat lists of what to look for first: most texts hold none of it."""
+        found = secrets.values()
+        self._anchors = [(secret.anchor.decode(), secret) for secret in found]
+        self._digits = [(secret.hex.decode(), secret) for secret in found]
+        self._needles = [(needle.decode(), secret) for secret in found for needle in secret.in_base64 or (b"",)]
+        self._short_needles = [(needle, secret) for needle, secret in self._needles if secret.whole_word]
+        self._shortest = min(map(len, secrets), default=0)
+        self._secrets = secrets
 
 
-def _bounded(form: str) -> str:
-    escaped = re.escape(form)
-    return escaped if len(form) >= WHOLE_BELOW else rf"(?<![0-9A-Za-z_]){escaped}(?![0-9A-Za-z_])"
+def _in_base64(text: Base64Text, needles: list[tuple[str, Spellings]]) -> Iterator[Span]:
+    plain = text.plain.decode("latin-1")
+    for secret in dict.fromkeys([secret for needle, secret in needles if needle in plain]):
+        for phase, stream in text.streams(secret.in_base64):
+            for start, end in secret.find(stream):
+                if (span := text.origin(phase, start, end)) is not None:
+                    yield span
 
 
-def _forms(value: str) -> set[str]:
-    forms = {value, quote(value, safe=""), quote(value), quote_plus(value), repr(value)[1:-1]}
-    forms |= {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
-    forms |= {html.escape(value), html.escape(value, quote=False)}  # accessibility trees are XML
-    if len(value) >= WHOLE_BELOW:
-        forms |= set(_base64_forms(value.encode()))
-    for _ in range(2):  # json inside json: a reply kept as a string within a document
-        forms |= {json.dumps(form)[1:-1] for form in list(forms)}
-    return {form for form in forms if len(form) >= SHORTEST}
-
-
-def _base64_forms(value: bytes) -> Iterable[str]:
-    """What of `value` is certain in base64 of any text around it: one form per alignment, both alphabets."""
-    for shift in range(3):
-        first = (8 * shift + 5) // 6  # characters that also hold bits of what stands before
-        last = 8 * (shift + len(value)) // 6  # the first one that holds bits of what follows
-        for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            form = encode(b"\0" * shift + value).decode()[first:last]
-            if len(form) >= WHOLE_BELOW:
-                yield form
+def _without(data: bytes, spans: list[Span]) -> bytes:
+    """The data with a mark in place of each span; those that overlap have one mark."""
+    pieces, at, (start, end) = [], 0, spans[0]
+    for first, last in spans[1:]:
+        if first < end:
+            end = max(end, last)
+            continue
+        pieces += [data[at:start], _MARK]
+        at, start, end = end, first, last
+    return b"".join([*pieces, data[at:start], _MARK, data[end:]])
 
 
 SECRETS = SecretRegistry()

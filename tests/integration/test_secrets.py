@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote
 
 import pytest
 from pydantic import SecretStr
@@ -23,6 +23,7 @@ from rollbook.redaction import MARK, SECRETS
 from rollbook.settings import Settings
 from tests.doubles.model_server import Call, ModelServer, Reply
 from tests.modelkit import DONE, model_spec
+from tests.secretkit import in_base64, inner, spelt
 from tests.system import System, WorkerProcess, running_system, small_tasks, system_settings
 
 RIGHT_KEY = 'mk/"right\\key+=&%41 {}'
@@ -31,27 +32,53 @@ VNC_PASSWORD = "vN<c>1&7"
 PROVIDER_KEY = "e2b_F00dcafe/tok:en=="
 LEDGER_PASSWORD = "pg@pass/wörd#?1"
 TENANT = "Basic dGVuYW50OmtleQ=="
-PLANTED = (RIGHT_KEY, WRONG_KEY, VNC_PASSWORD, PROVIDER_KEY, LEDGER_PASSWORD, TENANT.partition(" ")[2])
+SHORT = "pa$s9"
+PLANTED = (RIGHT_KEY, WRONG_KEY, VNC_PASSWORD, PROVIDER_KEY, LEDGER_PASSWORD, TENANT.partition(" ")[2], SHORT)
+
+
+LEAD = "a text of which the base64 is wrapped just where there is the "
+"""Its base64 breaks within the secret that follows."""
 
 
 def spellings(secret: str) -> set[str]:
-    """How a secret could stand in a text; written without looking at the code under test."""
-    raw = secret.encode()
-    found = {secret, quote(secret), quote(secret, safe=""), quote_plus(secret), json.dumps(secret)[1:-1]}
-    found.add(json.dumps(secret, ensure_ascii=False)[1:-1])
-    found |= {json.dumps(one)[1:-1] for one in set(found)}
-    found.add(base64.b64encode(raw).decode().rstrip("="))
-    found.add(base64.urlsafe_b64encode(raw).decode().rstrip("="))
-    return found
+    """How a secret could stand in a text."""
+    return set(spelt(secret).values())
 
 
-def within_base64(secret: str) -> str:
-    """What a `Basic` header makes of it."""
-    return base64.b64encode(f"user:{secret}".encode()).decode()
+def within_base64(secret: str) -> set[str]:
+    """Base64 of each spelling, as a `Basic` header and a mail have it."""
+    return {
+        written
+        for said in inner(secret).values()
+        for written in [
+            *in_base64(said).values(),
+            *in_base64(said, "user:").values(),
+            in_base64(said, LEAD)["wrapped"],
+            in_base64(said, LEAD)["wrapped, in json"],
+        ]
+    }
 
 
-SPELLINGS = {spelling for secret in PLANTED for spelling in [*spellings(secret), within_base64(secret)]}
-NEEDLES = {needle for secret in PLANTED for needle in [*spellings(secret), within_base64(secret)[8:-4]]}
+def certain_in_base64(secret: str) -> set[str]:
+    """What of base64 belongs to the secret alone, wherever it begins; in one line and broken."""
+    found = set()
+    for said in inner(secret).values():
+        for shift in range(3):
+            plain = base64.b64encode(b"\0" * shift + said.encode()).decode().rstrip("=")
+            own = plain[(8 * shift + 5) // 6 : 8 * (shift + len(said.encode())) // 6]
+            found |= {own, own.replace("+", "-").replace("/", "_"), own.replace("/", "\\/")}
+    column = 8 * len(LEAD) // 6 + 1
+    wrapped = in_base64(secret, LEAD)["wrapped"]
+    own = wrapped[column + column // 76 :].rstrip("=\n")
+    return found | {own, json.dumps(own)[1:-1]}
+
+
+SPELLINGS = {spelling for secret in PLANTED for spelling in [*spellings(secret), *within_base64(secret)]}
+NEEDLES = {needle for secret in PLANTED for needle in [*spellings(secret), *certain_in_base64(secret)]}
+
+
+LONG = {"max_output_tokens": 100_000}
+"""So much is to be said."""
 
 
 def hits(haystack: str) -> list[str]:
@@ -61,9 +88,9 @@ def hits(haystack: str) -> list[str]:
 
 def chatter(call: Call) -> Reply:
     """A model that says every secret in every form, thought, action and reasoning alike."""
-    said = " ".join(sorted(SPELLINGS))
+    said = " ; ".join(sorted(SPELLINGS))
     reasoning = json.dumps({"header": f"Bearer {RIGHT_KEY}", "nested": json.dumps(PLANTED)})
-    return Reply(DONE.replace("All is done.", said.replace("\n", " ")), reasoning=reasoning)
+    return Reply(DONE.replace("All is done.", said), reasoning=reasoning)
 
 
 @dataclass
@@ -104,7 +131,7 @@ async def planted(
             await system.register_tasks("two", small_tasks(2))
             await worker.start()
             try:
-                await system.run_batch(model_spec("two", {"endpoint": "right"}), "secrets-right")
+                await system.run_batch(model_spec("two", {"endpoint": "right", "sampling": LONG}), "secrets-right")
                 await system.run_batch(model_spec("two", {"endpoint": "wrong"}, max_attempts=1), "secrets-wrong")
             finally:
                 await worker.stop()
@@ -118,7 +145,7 @@ def endpoints(directory: Path, server: ModelServer) -> Path:
     path = directory / "endpoints.toml"
     path.write_text(
         f'[endpoints.right]\nbase_url = "{server.url}"\napi_key_file = "key"\n'
-        f'headers = {{ x-tenant-auth = "{TENANT}" }}\n'
+        f'headers = {{ x-tenant-auth = "{TENANT}", x-pin-key = "{SHORT}" }}\n'
         f'[endpoints.wrong]\nbase_url = "{server.url}"\napi_key_env = "WRONG_MODEL_KEY"\n'
     )
     path.chmod(0o600)
@@ -190,6 +217,7 @@ async def test_the_secrets_were_really_in_play(planted: Planted) -> None:
     for call in planted.server.calls:
         assert call.headers["authorization"] == f"Bearer {RIGHT_KEY}"
         assert call.headers["x-tenant-auth"] == TENANT
+        assert call.headers["x-pin-key"] == SHORT
     assert planted.server.refused_keys >= 2, "the server has thrown the wrong key back"
     assert hits(DONE + json.dumps(PLANTED)), "the search finds what is there"
     ends = [json.loads(row) for row in (await ledger_dump(planted.settings))["outcome"].splitlines()]
