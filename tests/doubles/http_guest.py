@@ -143,6 +143,8 @@ async def cdp_browser(request: web.BaseRequest) -> web.StreamResponse:
     }
     async for message in socket:
         call = json.loads(message.data)
-        result = about if call["method"] == "Browser.getVersion" else {"browserContextIds": [], "targetInfos": []}
+        result: dict[str, Any] = (
+            about if call["method"] == "Browser.getVersion" else {"browserContextIds": [], "targetInfos": []}
+        )
         await socket.send_str(json.dumps({"id": call["id"], "result": result}))
     return socket

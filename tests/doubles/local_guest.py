@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, field
 from email import message_from_bytes
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -87,7 +88,10 @@ class LocalGuest(httpx.AsyncBaseTransport):
 
     @staticmethod
     def _upload(content_type: str, body: bytes) -> tuple[int, bytes]:
-        parts = message_from_bytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n" + body).get_payload()
-        fields = {part.get_param("name", header="content-disposition"): part.get_payload(decode=True) for part in parts}
+        form = message_from_bytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n" + body)
+        parts = [part for part in form.walk() if part is not form]
+        fields: dict[Any, Any] = {
+            part.get_param("name", header="content-disposition"): part.get_payload(decode=True) for part in parts
+        }
         Path(fields["file_path"].decode()).write_bytes(fields["file_data"])
         return 200, b"File Uploaded"

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
@@ -21,12 +22,16 @@ async def world(
         yield made
 
 
+def _server(world: World, victim: str) -> Any:
+    return {"worker": world.worker, "temporal": world.temporal, "postgres": world.postgres}[victim]
+
+
 async def _kill(world: World, victim: str) -> None:
-    await {"worker": world.worker, "temporal": world.temporal, "postgres": world.postgres}[victim].kill9()
+    await _server(world, victim).kill9()
 
 
 async def _start(world: World, victim: str) -> None:
-    await {"worker": world.worker, "temporal": world.temporal, "postgres": world.postgres}[victim].start()
+    await _server(world, victim).start()
 
 
 @pytest.mark.parametrize("victim", ["worker", "temporal", "postgres"])

@@ -236,7 +236,7 @@ def every_fact() -> list[OutcomeFacts]:
             facts = OutcomeFacts(
                 evaluation_completed=evaluated,
                 infrastructure_failure_reason=infra,
-                terminal_action=action,  # type: ignore[arg-type]
+                terminal_action=action,
                 environment_done=done,
                 horizon_reached=horizon,
                 policy_stop_reason=stop,

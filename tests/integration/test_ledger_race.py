@@ -3,6 +3,8 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 
@@ -14,6 +16,8 @@ pytest_plugins = ("tests.integration.ledger_fixtures",)
 
 ROLLOUTS, RUNS = 60, 4
 FAILURES = ("sandbox_lost", "model_call_failed", "timeout", "setup_failed")
+
+T = TypeVar("T")
 
 
 class Run:
@@ -59,7 +63,7 @@ class Run:
         assert len(set(map(repr, ends))) == 1
         return bool(ends[0].another_attempt)
 
-    async def _deliver(self, call):  # type: ignore[no-untyped-def]
+    async def _deliver(self, call: Callable[[], Awaitable[T]]) -> list[T]:
         """Deliver one to three times at once; a fenced delivery fences the run when no delivery got through."""
         answers = await asyncio.gather(*(call() for _ in range(self.random.randint(1, 3))), return_exceptions=True)
         good = [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -183,7 +183,7 @@ async def test_rerun_of_masked_failed_named_and_admitted(system: System) -> None
     first = await system.run_batch(spec, "rerun")
     assert first.counts.masked >= 3
     before = await attempts(system, "rerun")
-    said = {"reason": "the hosts were mended", "requested_by": "ann"}
+    said: dict[str, Any] = {"reason": "the hosts were mended", "requested_by": "ann"}
 
     failed = await system.ledger.request_rerun("rerun", "failed", **said)
     assert 0 < len(failed) <= first.counts.masked

@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from activities.desktop import DesktopActivities
 from activities.ledger import LedgerActivities
 from activities.policy import PolicyActivities
 from models import names
+from models.base import Wire
 from models.batch import RegisterBatch, Resolved, read_spec
 from models.episode import (
     ActRequest,
@@ -72,7 +73,7 @@ async def ends(system: System, key: str) -> list[tuple[str, str, bool]]:
     statement = (
         "SELECT termination_reason, closed_by, selected FROM outcome WHERE rollout_key = :k ORDER BY attempt_index"
     )
-    return [tuple(row.values()) for row in await query(system, statement, k=key)]  # type: ignore[misc]
+    return [tuple(row.values()) for row in await query(system, statement, k=key)]
 
 
 async def plan(system: System, batch_id: str, **changes: Any) -> str:
@@ -234,7 +235,7 @@ async def test_late_words_of_an_older_attempt_change_nothing(system: System) -> 
     statement = "SELECT run_id FROM attempt WHERE rollout_key = :k AND attempt_index = 1"
     zombie = as_run(key, (await query(system, statement, k=key))[0]["run_id"])
     seen = Observation(screenshot=ArtifactRef(sha256="0" * 64, size_bytes=1, media_type="image/png"))
-    late = [
+    late: list[tuple[Callable[..., Any], Wire]] = [
         (LedgerActivities(services).finalize, FinalizeRequest(attempt=old, facts=DONE, steps=3)),
         (LedgerActivities(services).claim, ClaimRequest(rollout_key=key, n=2)),
         (PolicyActivities(services).decide, DecideRequest(attempt=old, step=900, observation=seen)),

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from rollbook.osworld import carried
 
 
 def test_names_that_steps_write() -> None:
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"type": "execute", "parameters": {"command": "x", "stdout": "a.out", "stderr": "a.err"}},
         {"type": "command", "parameters": {"command": "x", "stdout": "b.out"}},
         {"type": "command", "parameters": {"command": "x", "stdout": "a.out"}},

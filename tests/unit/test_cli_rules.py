@@ -233,7 +233,7 @@ def test_psql_gets_the_password_by_environment_and_a_read_only_session() -> None
 
 
 def test_deviations_name_task_and_field() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"task_id": "a", "termination_reason": "agent_done", "score": 1.0},
         {"task_id": "b", "termination_reason": "sandbox_lost", "score": None},
     ]

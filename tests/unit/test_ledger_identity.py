@@ -20,9 +20,9 @@ def short(prefix: str, text: str) -> str:
 
 
 def test_derived() -> None:
-    first = trajectory_rollout_id(ROW, CONTRACT, 1)  # type: ignore[arg-type]
+    first = trajectory_rollout_id(ROW, CONTRACT, 1)
     assert first == short("rollout", '["t-1","g",2,0,"noop"]')
-    assert trajectory_rollout_id(ROW, CONTRACT, 2) == short("rollout", '["t-1","g",2,1,"noop"]')  # type: ignore[arg-type]
+    assert trajectory_rollout_id(ROW, CONTRACT, 2) == short("rollout", '["t-1","g",2,1,"noop"]')
 
 
 def test_scoped_by_the_trainer_and_free_of_the_model() -> None:
@@ -31,7 +31,7 @@ def test_scoped_by_the_trainer_and_free_of_the_model() -> None:
         "rollout",
         '[{"attempt_index":1,"rollout_index":2,"sampling_event_id":"e","source_group_id":"s","task_id":"t-1"}]',
     )
-    assert trajectory_rollout_id(row, CONTRACT, 2) == expected  # type: ignore[arg-type]
+    assert trajectory_rollout_id(row, CONTRACT, 2) == expected
 
 
 def test_policy_name() -> None:

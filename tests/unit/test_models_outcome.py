@@ -139,7 +139,7 @@ def test_facts_survive_the_wire() -> None:
 @st.composite
 def legal_facts(draw: st.DrawFn) -> OutcomeFacts:
     """Every combination that can be made, one ending or none, with and without a failure."""
-    ending = draw(
+    ending: dict[str, Any] = draw(
         st.sampled_from(
             [
                 {},

@@ -6,7 +6,7 @@ import pytest
 
 from rollbook.desktop.driver import Files, Job
 from rollbook.desktop.null_driver import NullDriver
-from rollbook.errors import RollbookError
+from rollbook.errors import InfraError
 
 
 async def keep(files: dict[str, bytes]) -> Files:
@@ -21,7 +21,7 @@ async def end(rollout_key: str, attempt_index: int, seed: int) -> str:
     try:
         await driver.prepare(job, lambda note: None, keep)
         await driver.postconfig(job, lambda note: None, keep)
-    except RollbookError as error:
+    except InfraError as error:
         return str(error.reason)
     scored = await driver.evaluate(job, None, lambda note: None)
     return str(scored.reason if scored.score is None else scored.score)

@@ -36,8 +36,8 @@ def test_scaled_images_have_the_size_that_is_recorded() -> None:
         assert size == wanted == png_size(scaled)
         with Image.open(io.BytesIO(scaled)) as image:
             assert (image.size, image.mode) == (wanted, "RGB")
-            low, high = image.convert("L").getextrema()
-        assert high - low > 200  # the picture is still there
+            grey = image.convert("L").tobytes()
+        assert max(grey) - min(grey) > 200  # the picture is still there
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "LA", "1"])
@@ -61,7 +61,7 @@ def test_what_is_no_image_is_refused(broken: bytes) -> None:
 def test_wrong_limits_are_refused() -> None:
     for kwargs in ({"target": (0, 4)}, {"max_pixels": 0}, {"target": (4, 4), "max_pixels": 5}):
         with pytest.raises(InvalidInput):
-            scale_png(png((8, 8)), **kwargs)  # type: ignore[arg-type]
+            scale_png(png((8, 8)), **kwargs)
 
 
 @given(st.tuples(st.integers(1, 8000), st.integers(1, 8000)), st.integers(1, 10_000_000))

@@ -272,7 +272,11 @@ def test_a_reply_that_follows_the_prompt_is_understood(protocol_id: str) -> None
     if tools := spoken.tools():
         names = tools[0]["function"]["parameters"]["properties"]["action"]["enum"]
         at = {"coordinate": [0.1, 0.2]}
-        needed = {"type": {"text": "a"}, "keypress": {"keys": ["a"]}, "terminate": {"status": "success"}}
+        needed: dict[str, dict[str, Any]] = {
+            "type": {"text": "a"},
+            "keypress": {"keys": ["a"]},
+            "terminate": {"status": "success"},
+        }
         needed |= {"move": at, "drag": at, "scroll": {"direction": "up"}}
         for name in names:
             call = {"function": {"name": "computer", "arguments": {"action": name, **needed.get(name, {})}}}

@@ -28,7 +28,8 @@ def example(kind: Kind) -> Any:
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    return example(COLUMNS) | changes
+    made: dict[str, Any] = example(COLUMNS)
+    return made | changes
 
 
 def lines(rows: list[dict[str, Any]]) -> list[bytes]:
