@@ -14,6 +14,7 @@ from rollbook.evidence.exact import exact_envelope
 from rollbook.evidence.load import load_calls
 from rollbook.evidence.verify import verify
 from rollbook.ledger.recorded import Recorded
+from rollbook.policies.protocols.registry import PARSERS
 from rollbook.policies.client.errors import BODY_LIMIT
 from tests.doubles.model_server import Call, Reply
 from tests.modelkit import DONE, Scenario, click_until, code, model_spec, model_system, recorded
@@ -85,7 +86,7 @@ IMAGES = [(GROWING, [1, 2, 3, 4, 2, 3, 4, 2, 3, 4]), (SINK, [1, 2, 3, 4, 3, 4, 3
 
 
 @pytest.mark.parametrize(("history", "images"), IMAGES)
-@pytest.mark.parametrize("protocol", ["pyautogui-code-v1", "computer-tool-v1", "nano-omni-style-v1"])
+@pytest.mark.parametrize("protocol", PARSERS)
 async def test_every_protocol_is_reproducible_under_every_history(
     system: System, said: Scenario, protocol: str, history: dict[str, Any], images: list[int]
 ) -> None:
