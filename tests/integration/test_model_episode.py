@@ -14,8 +14,8 @@ from rollbook.evidence.exact import exact_envelope
 from rollbook.evidence.load import load_calls
 from rollbook.evidence.verify import verify
 from rollbook.ledger.recorded import Recorded
-from rollbook.policies.protocols.registry import PARSERS
 from rollbook.policies.client.errors import BODY_LIMIT
+from rollbook.policies.protocols.registry import PARSERS
 from tests.doubles.model_server import Call, Reply
 from tests.modelkit import DONE, Scenario, click_until, code, model_spec, model_system, recorded
 from tests.system import System, small_tasks
