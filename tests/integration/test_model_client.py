@@ -217,6 +217,25 @@ async def test_each_fault_has_its_type_and_the_next_call_works(fault: Fault, kin
         assert (await client.chat(asks())).content == "fine"
 
 
+@pytest.mark.parametrize(
+    ("fault", "kept"),
+    [("cut", b'"content": "pyautogui.cl'), ("foreign_call", b'"content": "x"'), ("abort", b'"abort"')],
+)
+async def test_what_came_of_a_failed_call_is_kept(fault: Fault, kept: bytes) -> None:
+    async with ModelServer([Reply("x", fault=fault)]) as server:
+        with pytest.raises(TransportFailed) as error:
+            await one(server, asks(correlation={"step": 1, "execution_id": "e"}))
+    assert kept in error.value.body
+
+
+async def test_a_reply_without_end_is_read_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollbook.policies.client.client.LARGEST_REPLY", 100_000)
+    async with ModelServer([Reply(body=b"x" * 1_000_000)]) as server:
+        with pytest.raises(TransportFailed, match="longer than 100000 bytes") as error:
+            await one(server)
+    assert error.value.body == b"x" * 100_000
+
+
 async def test_the_servers_wish_when_to_come_back() -> None:
     async with ModelServer([Reply("x", fault="rate_limited", retry_after="7")]) as server:
         with pytest.raises(RateLimited) as error:
