@@ -143,6 +143,10 @@ class Run:
                 await self._cancel(key, run_id)
 
     async def _cancel(self, key: str, run_id: str) -> None:
+        """Tell a run to end; one that has ended (the server would say yes to it as well) is left alone."""
+        if not await self._lives(key, run_id):
+            return
+
         async def cancel() -> None:
             await self._client.get_workflow_handle(key, run_id=run_id).cancel()
             self._names["cancelled"].append(key)
