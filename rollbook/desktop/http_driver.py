@@ -48,12 +48,13 @@ class HttpDriver:
         await self._client.check_nonce(self._desk.nonce)
         await self._probe(job)
         names = written_by(job.task.get("config") or [])
+        endpoints = await self._equip(job)
         claim = await claim_phase(self._client, "prepare", job.token)
         if claim.state == "done" and (left := _left(claim.note, names)) is not None:
             return left
         if claim.state != "claimed":
             raise SetupInterrupted("setup began on this desktop before and its end is unknown")
-        result = await self._run("prepare", job, None, note)
+        result = await self._run("prepare", job, endpoints, None, note)
         if self._lost(result) or result.guest_failed:
             # a step whose reply was lost may or may not have happened: this desktop proves nothing any more
             raise SandboxLost(f"the desktop failed during setup: {_words(result)}")
@@ -78,12 +79,13 @@ class HttpDriver:
         if not steps:
             return {}
         names = written_by(steps)
+        endpoints = await self._equip(job)
         claim = await claim_phase(self._client, "postconfig", job.token)
         if claim.state == "done" and (left := _left(claim.note, names)) is not None:
             return left
         if claim.state != "claimed":
             raise EvaluationInterrupted("postconfig began on this desktop before and its end is unknown")
-        result = await self._run("postconfig", job, None, note)
+        result = await self._run("postconfig", job, endpoints, None, note)
         if self._lost(result):
             raise SandboxLost(f"the desktop died during postconfig: {_words(result)}")
         if result.status != "ok" or result.value is not True:
@@ -92,7 +94,8 @@ class HttpDriver:
 
     async def evaluate(self, job: Job, terminal_action: TerminalAction | None, note: Note) -> Scored:
         """See `Driver.evaluate`. A score counts only when every exchange with the guest was sound."""
-        result = await self._run("evaluate", job, terminal_action, note)
+        endpoints = await self._equip(job)
+        result = await self._run("evaluate", job, endpoints, terminal_action, note)
         assert self._env is not None
         reason, detail = self._trouble(result)
         return Scored(
@@ -130,11 +133,22 @@ class HttpDriver:
         await finish_phase(self._client, phase, _FILES.dump_json(files).decode())
         return files
 
-    async def _run(self, phase: Any, job: Job, terminal_action: TerminalAction | None, note: Note) -> PhaseResult:
-        assert self._env is not None, "setup and evaluation run on workers that have the evaluator"
-        endpoints = {port: await self._provider.endpoint(self._desk.sandbox_id, port) for port in SERVICE_PORTS}
-        desktop = job.contract["desktop"]
+    async def _equip(self, job: Job) -> dict[int, Endpoint]:
+        """What a phase needs on this side. Before it is claimed: without an engine or room on the disk it is tried
+        again, and after a claim that would be a phase that was interrupted."""
         await asyncio.to_thread(seed, cache_dir(job.work_dir, job.task["id"]), job.files)
+        return {port: await self._provider.endpoint(self._desk.sandbox_id, port) for port in SERVICE_PORTS}
+
+    async def _run(
+        self,
+        phase: Any,
+        job: Job,
+        endpoints: dict[int, Endpoint],
+        terminal_action: TerminalAction | None,
+        note: Note,
+    ) -> PhaseResult:
+        assert self._env is not None, "setup and evaluation run on workers that have the evaluator"
+        desktop = job.contract["desktop"]
         return await run_phase(
             phase,
             task=job.task,

@@ -15,7 +15,7 @@ from models.evidence import ArtifactRef
 from rollbook.desktop.client import GuestClient
 from rollbook.desktop.driver import Files, Job
 from rollbook.desktop.http_driver import HttpDriver
-from rollbook.errors import EvaluationInterrupted, SetupFailed, SetupInterrupted
+from rollbook.errors import EvaluationInterrupted, ProviderUnavailable, SetupFailed, SetupInterrupted
 from rollbook.osworld.environment import ensure_environment
 from rollbook.sandboxes.docker import DockerProvider
 from rollbook.sandboxes.nonce import read_nonce
@@ -144,3 +144,20 @@ async def test_a_desktop_without_the_runtimes_tools_fails_setup_and_says_what_is
     )
     with pytest.raises(SetupFailed, match=r"action_runtime: exact-input needs .* pyautogui.*taken away"):
         await bench.driver.prepare(bench.job(two_files()), quiet, bench.keep)
+
+
+async def test_an_engine_that_is_away_does_not_leave_a_phase_half_begun(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is asked after the claim, the next try finds an interrupted phase, and the attempt is lost."""
+
+    async def silent(sandbox_id: str, port: int) -> Endpoint:
+        raise ProviderUnavailable("away")
+
+    task = two_files()
+    for phase in (bench.driver.prepare, bench.driver.postconfig):
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.driver._provider, "endpoint", silent)
+            with pytest.raises(ProviderUnavailable):
+                await phase(bench.job(task), quiet, bench.keep)
+        assert await phase(bench.job(task), quiet, bench.keep)
