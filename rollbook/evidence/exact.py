@@ -18,15 +18,23 @@ POLICY_NAME, POLICY_VERSION = "osworld_exact_prompt_trace", "1"
 GAPS = ["tokenizer_identity", "chat_template_identity", "multimodal_processor_identity"]
 """What servers do not report; a trainer tolerates exactly these."""
 
+SAMPLING = ("temperature", "top_p", "max_output_tokens")
+"""The fields of a sampling contract."""
+
 
 def exact_envelope(loaded: Loaded) -> dict[str, Any] | None:
     """The envelope; None unless every call is complete. Whether it may be trained on is decided elsewhere."""
     if not loaded.evidence_complete:
         return None
-    generation = generation_contract(loaded)
     placed = place(loaded.trajectory_id, loaded.generations)
+    return sealed(loaded, placed, 3, {"model_call_metadata": model_call_metadata(loaded, placed)})
+
+
+def sealed(loaded: Loaded, placed: list[Placed], version: int, calls: dict[str, Any]) -> dict[str, Any]:
+    """An envelope of either version around what it says of the calls, with the digest of all of it."""
+    generation = generation_contract(loaded)
     contract = {
-        "schema_version": 3,
+        "schema_version": version,
         "mode": "exact_trace_authority",
         "identity": loaded.identity,
         "trajectory_contract_id": trajectory_contract(loaded)["trajectory_contract_id"],
@@ -34,23 +42,26 @@ def exact_envelope(loaded: Loaded) -> dict[str, Any] | None:
     }
     body = {
         "context_compaction_contract": contract,
-        "model_call_metadata": [_metadata(loaded, one, generation) for one in placed],
+        **calls,
         "boundary_events": [
             _boundary(loaded, before, after, generation)
             for before, after in pairwise(placed)
             if not after.append_compatible
         ],
-        "lineage_deltas": _lineage(placed),
-        "final_policy_decision": _final(loaded, placed, generation),
+        "lineage_deltas": lineage_deltas(placed),
+        "final_policy_decision": _final(placed, generation),
     }
     return body | {"evidence_digest": digest(body)}
 
 
-def generation_contract(loaded: Loaded) -> dict[str, Any]:
-    """How the tokens came to be, as far as it is known; never training-eligible by itself."""
+def generation_contract(loaded: Loaded, sampling: dict[str, Any] | None = None) -> dict[str, Any]:
+    """How the tokens came to be, as far as it is known; never training-eligible by itself.
+
+    `sampling`: of a call that was drawn otherwise than the contract's configuration says.
+    """
     policy = loaded.attempt.contract["policy"]
-    sampling = policy.get("sampling") or {}
     versions = sorted({call.row["model_version"] for call in loaded.generations if call.row["model_version"]})
+    model = {"name": policy.get("model"), "versions": versions}
     compaction = {
         "adapter": "rollbook",
         "agent_contract_id": agent_contract_id(loaded.attempt.contract),
@@ -58,10 +69,11 @@ def generation_contract(loaded: Loaded) -> dict[str, Any]:
         "history_policy": policy.get("history"),
         "agent_options": policy.get("options"),
     }
-    drawn = {name: sampling.get(name) for name in ("temperature", "top_p", "max_output_tokens")}
+    configured = {name: (policy.get("sampling") or {}).get(name) for name in SAMPLING}
+    drawn = configured if sampling is None or sampling == configured else sampling
     body = {
         "schema_version": 1,
-        "model_identity": {"name": policy.get("model"), "versions": versions},
+        "model_identity": model,
         "tokenizer_identity": None,
         "chat_template_identity": None,
         "sampling_contract": drawn,
@@ -73,11 +85,29 @@ def generation_contract(loaded: Loaded) -> dict[str, Any]:
         "loss_normalization": "global_action_token_mean",
         "training_eligible": False,
     }
-    return body | {"generation_contract_id": short_id("generation-contract", body)}
+    identified = {"model_identity": model | {"model_id": short_id("model", model)}}
+    return body | identified | {"generation_contract_id": short_id("generation-contract", body)}
 
 
-def _metadata(loaded: Loaded, placed: Placed, generation: dict[str, Any]) -> dict[str, Any]:
+def drawn_of(call: CallEvidence) -> dict[str, Any]:
+    """The sampling contract under which a call was drawn, as its request asked for it.
+
+    Repeated samples of a step are drawn warmer than configured (upstream contract §1.6), so it is the call's own.
+    """
+    asked = call.prompt or {}
+    limit = asked.get("max_tokens", asked.get("max_completion_tokens"))
+    return {"temperature": asked.get("temperature"), "top_p": asked.get("top_p"), "max_output_tokens": limit}
+
+
+def model_call_metadata(loaded: Loaded, placed: list[Placed]) -> list[dict[str, Any]]:
+    """One entry per call that got a reply, arrays by digest."""
+    return [_metadata(loaded, one) for one in placed]
+
+
+def _metadata(loaded: Loaded, placed: Placed) -> dict[str, Any]:
     call, row = placed.call, placed.call.row
+    drawn = drawn_of(call)
+    generation = generation_contract(loaded, drawn)
     completion = short_id("completion", call.model_call_id)
     sampled = call.tokens.sampled_token_ids or []
     return {
@@ -109,8 +139,15 @@ def _metadata(loaded: Loaded, placed: Placed, generation: dict[str, Any]) -> dic
         ],
         "policy_decision": _decision(placed),
         "generation_contract_id": generation["generation_contract_id"],
+        "sampling": drawn | {"seed": (call.prompt or {}).get("seed")},
+        "sampling_contract_id": generation["sampling_contract_id"],
         "policy_output_spans": [
-            {"span_id": short_id("policy-output-span", completion), "start": 0, "end": len(sampled)}
+            {
+                "span_id": short_id("policy-output-span", completion),
+                "start": 0,
+                "end": len(sampled),
+                "alignment": "sampled_tokens",
+            }
         ],
         "processor_fingerprint": None,
         "eligible": bool(loaded.attempt.decision("runtime")["admitted"]),
@@ -155,9 +192,10 @@ def _boundary(loaded: Loaded, before: Placed, after: Placed, generation: dict[st
     }
 
 
-def _lineage(placed: list[Placed]) -> list[dict[str, Any]]:
+def lineage_deltas(placed: list[Placed]) -> list[dict[str, Any]]:
     """Each state follows from the one before: nothing can be left out unseen."""
     deltas: list[dict[str, Any]] = []
+    before: Placed | None = None
     parent: str | None = None
     for number, one in enumerate(placed, start=1):
         unit = {"model_call_id": one.call.model_call_id, "view_digest": one.view_digest}
@@ -169,19 +207,35 @@ def _lineage(placed: list[Placed]) -> list[dict[str, Any]]:
                 "unit_upserts": [unit],
                 "source_unit_count": number,
                 "state_digest": state,
+                "validator_result": _validated(before, one, number),
             }
         )
-        parent = state
+        before, parent = one, state
     return deltas
 
 
-def _final(loaded: Loaded, placed: list[Placed], generation: dict[str, Any]) -> dict[str, Any]:
+def _validated(before: Placed | None, one: Placed, number: int) -> str:
+    """`passed` when the delta is one that a trainer can follow, else what is wrong with it."""
+    tokens, last = one.call.tokens, before.segment_index if before else 0
+    problems = {
+        "turn_id": one.call.turn_id != number,
+        "segment_index": one.segment_index != last + int(before is not None and not one.append_compatible),
+        "prompt_token_ids": not tokens.prompt_token_ids,
+        "sampled_tokens": not tokens.sampled_token_ids
+        or len(tokens.sampled_token_ids) != len(tokens.sampled_logprobs or ()),
+        "generation_evidence_digest": one.call.row["tokens_sha256"] is None,
+    }
+    found = [name for name, wrong in problems.items() if wrong]
+    return f"failed: {', '.join(found)}" if found else "passed"
+
+
+def _final(placed: list[Placed], generation: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": POLICY_NAME,
         "version": POLICY_VERSION,
         "config_digest": digest(generation["compaction_policy"]),
         "turns": len(placed),
         "segments": placed[-1].segment_index + 1,
-        "state_digest": _lineage(placed)[-1]["state_digest"],
+        "state_digest": lineage_deltas(placed)[-1]["state_digest"],
         "lineage": [one.call.model_call_id for one in placed],
     }

@@ -1,5 +1,6 @@
 """Pure rules of evidence: segments, boundaries, lineage, failures; and which call follows from which records."""
 
+import dataclasses
 import uuid
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from models.batch import Resolved, contract_of, read_spec
 from rollbook.errors import ConfigError, LedgerConflict
-from rollbook.evidence.exact import exact_envelope
+from rollbook.evidence.exact import exact_envelope, lineage_deltas
 from rollbook.evidence.failures import parse_failure
 from rollbook.evidence.load import CallEvidence, Loaded, Tokens
 from rollbook.evidence.segments import place
@@ -144,6 +145,35 @@ def test_every_rewrite_has_exactly_one_boundary(arrays: list[tuple[list[int], li
     assert [one["segment_index"] for one in metadata] == sorted(one["segment_index"] for one in metadata)
     deltas = envelope["lineage_deltas"]
     assert [delta["parent_state_digest"] for delta in deltas] == [None, *(one["state_digest"] for one in deltas[:-1])]
+
+
+def test_every_delta_was_validated_and_the_model_has_an_id() -> None:
+    envelope = exact_envelope(loaded(APPENDING))
+    assert envelope is not None
+    assert [delta["validator_result"] for delta in envelope["lineage_deltas"]] == ["passed", "passed"]
+    model = envelope["context_compaction_contract"]["generation_contract"]["model_identity"]
+    assert model["model_id"].startswith("model-")
+    other = exact_envelope(loaded([call(1, [1], [2], model_version="v2")]))
+    assert other is not None
+    assert (
+        model["model_id"] != other["context_compaction_contract"]["generation_contract"]["model_identity"]["model_id"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"turn_id": 7}, "turn_id"),
+        ({"tokens": Tokens([1], [2, 3], [-0.5])}, "sampled_tokens"),
+        ({"tokens": Tokens([], [2], [-0.5])}, "prompt_token_ids"),
+        ({"row": row(2, tokens_sha256=None)}, "generation_evidence_digest"),
+    ],
+)
+def test_a_delta_that_cannot_be_followed_does_not_pass(wrong: dict[str, Any], what: str) -> None:
+    spoilt = dataclasses.replace(APPENDING[1], **wrong)
+    first, second = lineage_deltas(place("t", [APPENDING[0], spoilt]))
+    assert first["validator_result"] == "passed"
+    assert second["validator_result"] == f"failed: {what}"
 
 
 def test_there_is_no_envelope_unless_every_call_is_complete() -> None:
