@@ -11,20 +11,26 @@ from rollbook.cli.opening import open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson, RolloutArgument
 from rollbook.cli.out import clean, print_json, print_table, say, several
 from rollbook.evidence.exact import exact_envelope
+from rollbook.evidence.full import full_envelope, trajectory_model_calls
 from rollbook.evidence.load import load_calls
+from rollbook.evidence.proof import Proof
 from rollbook.evidence.trajectory import semantic_trajectory
-from rollbook.evidence.verify import Proof, verify
+from rollbook.evidence.verify import verify
 from rollbook.ledger.recorded import Recorded
 from rollbook.settings import Settings
 
 evidence = typer.Typer(help="What the model saw, said and did.", no_args_is_help=True)
 
+FullOption = Annotated[bool, typer.Option("--full", help="With token arrays, prompts and replies of every call.")]
 AttemptOption = Annotated[int | None, typer.Option("--attempt", help="The selected one by default.", min=1)]
 
 
 @evidence.command("verify")
 def verify_rollout(rollout: RolloutArgument, attempt: AttemptOption = None, as_json: AsJson = False) -> None:
-    """Render every prompt again from the stored turns, read every reply again, compare. Exit code 1 if not equal."""
+    """Build every request again from the stored turns, read every reply again, compare.
+
+    Exit code 1 if anything differs or could not be checked.
+    """
 
     async def work() -> int:
         found = settings()
@@ -36,13 +42,15 @@ def verify_rollout(rollout: RolloutArgument, attempt: AttemptOption = None, as_j
 
 
 @evidence.command("trace")
-def trace(rollout: RolloutArgument, attempt: AttemptOption = None) -> None:
+def trace(rollout: RolloutArgument, attempt: AttemptOption = None, full: FullOption = False) -> None:
     """Print the semantic trajectory as JSON, and the exact envelope when every call is complete."""
 
     async def work() -> int:
         found = settings()
         loaded = await load_calls(await _recorded(found, rollout, attempt), ArtifactStore.open(found.artifacts))
-        print_json(semantic_trajectory(loaded) | {"exact": exact_envelope(loaded)})
+        exact = full_envelope(loaded) if full else exact_envelope(loaded)
+        partial = {"trajectory_model_calls": trajectory_model_calls(loaded)} if full and exact is None else {}
+        print_json(semantic_trajectory(loaded) | {"exact": exact} | partial)
         return OK
 
     finish(work())
@@ -56,13 +64,22 @@ async def _recorded(found: Settings, rollout: str, attempt: int | None) -> Recor
 
 
 def _print(proof: Proof) -> None:
-    if proof.mismatches:
+    found = [*proof.mismatches, *proof.unchecked]
+    if found:
         cells = [(one.step, one.parse_attempt, one.what, clean(one.detail, 300)) for one in proof.mismatches]
+        cells += [
+            (one.step, one.parse_attempt, one.what, f"could not check: {clean(one.detail, 280)}")
+            for one in proof.unchecked
+        ]
         print_table(("STEP", "CALL", "WHAT", "DIFFERENCE"), cells)
         say()
-    verdict = "evidence verified" if proof.ok else f"evidence refuted: {several(len(proof.mismatches), 'mismatch')}"
+    verdict = "evidence verified"
+    if proof.mismatches:
+        verdict = f"evidence refuted: {several(len(proof.mismatches), 'mismatch')}"
+    elif proof.unchecked:
+        verdict = f"evidence not proven: {several(len(proof.unchecked), 'thing')} could not be checked"
     say(
         f"{proof.rollout_key} attempt {proof.attempt_index}: {verdict}; {several(proof.calls, 'call')}, "
-        f"{proof.prompts_equal} prompts rendered again, {proof.replies_equal} replies read again, "
-        f"{proof.images_equal} images equal"
+        f"{proof.prompts_equal} prompts rendered again, {proof.requests_equal} requests built again, "
+        f"{proof.replies_equal} replies read again, {proof.images_equal} images equal"
     )

@@ -1,25 +1,31 @@
-"""Proof that every prompt follows from what was recorded: each is rendered again and compared hash by hash.
+"""Proof that every call follows from what was recorded: each is made again, but for the model, and compared.
 
 Nothing of a stored prompt is read for that: the request is made anew from contract, task, screenshots and the calls
-before it. The reply is parsed again too, from its raw bytes.
+before it, also the bytes that went over the wire, images within. The reply is read and parsed again from its raw bytes.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from rollbook.errors import ArtifactError, InvalidInput, LedgerConflict, ModelCallFailed
+from rollbook.errors import ArtifactError, ConfigError, InvalidInput, LedgerConflict, ModelCallFailed
+from rollbook.evidence.pictures import alike
+from rollbook.evidence.proof import CallNotes, Notes, Proof
 from rollbook.ledger.recorded import Recorded, Row
 from rollbook.ledger.storable import storable, told
-from rollbook.policies.agent import OVERFLOW, Agent, PlannedCall, Screen, Task
+from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, PlannedCall, Screen, Task
+from rollbook.policies.base import Answer, summary_of
 from rollbook.policies.client import ChatReply, ChatRequest
 from rollbook.policies.client.reply import Asked, read_reply
-from rollbook.policies.client.request import request_body, serialise
-from rollbook.policies.model import parsed_of, said_of, tokens_of
+from rollbook.policies.client.request import request_body, serialise, with_media
+from rollbook.policies.client.tokens import WITHHELD
+from rollbook.policies.model import media_of, parsed_of, said_of, tokens_of
+from rollbook.policies.protocols.base import Parsed
 from rollbook.policies.screen import seen
-from rollbook.redaction import redact_bytes
+from rollbook.redaction import MARK, redact_bytes
+
+RENDERED, READ = "rendered again", "read again"
+_MARK = MARK.encode()
 
 
 class Artifacts(Protocol):
@@ -30,166 +36,197 @@ class Artifacts(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Mismatch:
-    """Something that does not follow from the records."""
-
-    step: int
-    parse_attempt: int
-    what: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What was checked of an attempt."""
-
-    rollout_key: str
-    attempt_index: int
-    calls: int
-    prompts_equal: int
-    """Prompts that were rendered again, with the same digest."""
-    replies_equal: int
-    """Replies that were read again, to the same actions."""
-    images_equal: int
-    mismatches: list[Mismatch]
-
-    @property
-    def ok(self) -> bool:
-        """Everything follows from the records."""
-        return not self.mismatches
-
-    def to_json(self) -> dict[str, Any]:
-        """As printed with `--json`."""
-        return {"ok": self.ok, **asdict(self)}
-
-
 async def verify(attempt: Recorded, artifacts: Artifacts) -> Proof:
-    """Check every call of an attempt; raises ConfigError when this version lacks the contract's protocol."""
-    work = _Verification(attempt, artifacts)
+    """Check every call of an attempt. Where this version lacks the contract's protocol, nothing could be checked."""
+    notes = Notes()
+    work = _Verification(attempt, artifacts, notes)
     for row in attempt.calls:
         await work.check(row)
-    return work.proof()
+    return Proof(
+        attempt.key,
+        attempt.attempt_index,
+        len(attempt.calls),
+        notes.prompts,
+        notes.requests,
+        notes.replies,
+        notes.images,
+        notes.mismatches,
+        notes.unchecked,
+    )
 
 
 class _Verification:
-    def __init__(self, attempt: Recorded, artifacts: Artifacts) -> None:
-        self._attempt = attempt
+    def __init__(self, attempt: Recorded, artifacts: Artifacts, notes: Notes) -> None:
         self._artifacts = artifacts
+        self._notes = notes
         self._calls = attempt.stored_calls
         self._screens = {turn["step"]: turn["screenshot_sha256"] for turn in attempt.turns}
-        is_model = attempt.contract["policy"]["kind"] == "openai"
-        self._agent = Agent(attempt.contract) if is_model else None
+        self._is_model = attempt.contract["policy"]["kind"] == "openai"
+        self._agent, self._why_not = _agent(attempt.contract) if self._is_model else (None, "")
         self._task = Task(attempt.key, attempt.attempt_index, str(attempt.rollout["document"]["instruction"]))
-        self._mismatches: list[Mismatch] = []
-        self._equal = {"prompt": 0, "reply": 0, "image": 0}
-
-    def proof(self) -> Proof:
-        return Proof(
-            self._attempt.key,
-            self._attempt.attempt_index,
-            len(self._calls),
-            self._equal["prompt"],
-            self._equal["reply"],
-            self._equal["image"],
-            self._mismatches,
-        )
 
     async def check(self, row: Row) -> None:
-        def note(what: str, detail: str) -> None:
-            self._mismatches.append(Mismatch(row["step"], row["parse_attempt"], what, detail))
-
-        if self._agent is None:
-            await self._check_scripted(row, note)
-            return
+        notes = self._notes.of(row)
         try:
-            screen = await self._screen(row, note)
-            before = [call for call in self._calls if (call.step, call.parse_attempt) < _place(row)]
-            planned = self._agent.next_call(self._task, row["step"], screen, before)
-            self._check_prompt(self._agent, row, planned, note)
-            await self._check_reply(self._agent, row, planned, screen, note)
+            if not self._is_model:
+                await self._check_scripted(row, notes)
+            elif self._agent is None:
+                notes.unknown("protocol", self._why_not)
+            else:
+                await self._check_call(self._agent, row, notes)
         except (ArtifactError, InvalidInput, LedgerConflict, ModelCallFailed, ValueError, KeyError) as error:
-            note("evidence", f"{type(error).__name__}: {error}")
+            notes.wrong("evidence", f"{type(error).__name__}: {error}")
 
-    async def _check_scripted(self, row: Row, note: Callable[[str, str], None]) -> None:
+    async def _check_scripted(self, row: Row, notes: CallNotes) -> None:
         """A policy without prompts: what it said must still be there."""
-        try:
-            if row["response_sha256"] is not None:
-                await self._artifacts.get(row["response_sha256"])
-            self._equal["reply"] += 1
-        except ArtifactError as error:
-            note("response", str(error))
+        if row["response_sha256"] is not None:
+            await self._artifacts.get(row["response_sha256"])
+        notes.all.replies += 1
 
-    async def _screen(self, row: Row, note: Callable[[str, str], None]) -> Screen:
-        """The screen of the turn before, scaled again."""
+    async def _check_call(self, agent: Agent, row: Row, notes: CallNotes) -> None:
+        screen = await self._screen(agent, row, notes)
+        before = [call for call in self._calls if (call.step, call.parse_attempt) < _place(row)]
+        planned = agent.next_call(self._task, row["step"], screen, before)
+        telemetry = row["telemetry"] or {}
+        request = ChatRequest(agent.model, planned.messages, tools=planned.tools, sampling=planned.sampling)
+        body = request_body(request, telemetry["api"])
+        kept = serialise(body)
+        self._check_prompt(row, planned, kept, notes)
+        if not row["completed"]:
+            _check_unanswered(row, planned, notes)
+            return
+        await self._check_sent(row, planned, body, notes)
+        await self._check_reply(agent, row, planned, kept, screen, notes)
+
+    async def _screen(self, agent: Agent, row: Row, notes: CallNotes) -> Screen:
+        """The screen of the turn before, scaled again; as it was recorded where that comes out otherwise."""
         sha256 = self._screens.get(row["step"] - 1)
         if sha256 is None:
             raise LedgerConflict(f"turn {row['step'] - 1} is missing")
-        assert self._agent is not None
         png = await self._artifacts.get(sha256)
-        pixels = self._agent.options.max_image_pixels
-        screen, _ = await asyncio.to_thread(seen, png, pixels)
+        screen, image = await asyncio.to_thread(seen, png, agent.options.max_image_pixels)
         kept = (row["telemetry"] or {}).get("image")
-        if screen.to_json() != kept or screen.media.sha256 != row["image_sha256"]:
-            note("image", f"the screen as sent is {screen.to_json()}, recorded is {kept}")
-            return Screen.from_json(kept) if kept else screen
-        self._equal["image"] += 1
-        return screen
-
-    def _check_prompt(self, agent: Agent, row: Row, planned: PlannedCall, note: Callable[[str, str], None]) -> None:
-        if planned.number != row["parse_attempt"]:
-            note("parse_attempt", f"the next call is number {planned.number}")
-        telemetry = row["telemetry"] or {}
-        request = ChatRequest(agent.model, planned.messages, tools=planned.tools, sampling=planned.sampling)
-        digest = _digest(serialise(request_body(request, telemetry["api"])))
-        if digest != row["prompt_sha256"]:
-            note("prompt", f"rendered again it has digest {digest}, as sent it had {row['prompt_sha256']}")
+        if screen.to_json() == kept and screen.media.sha256 == row["image_sha256"]:
+            notes.all.images += 1
+            return screen
+        if await self._encoded_otherwise(screen, image, kept, row):
+            notes.unknown("image", "it is the same picture in other bytes: scaled by another version of Pillow?")
         else:
-            self._equal["prompt"] += 1
-        if telemetry["history"] != planned.plan.telemetry:
-            note("history", f"the plan is {planned.plan.telemetry}, recorded is {telemetry['history']}")
+            notes.wrong("image", f"the screen as sent is {screen.to_json()}, recorded is {kept}, {row['image_sha256']}")
+        return Screen.from_json(kept) if kept else screen
+
+    async def _encoded_otherwise(self, screen: Screen, image: bytes, kept: Row | None, row: Row) -> bool:
+        """A scaled picture that only its library would write otherwise now. What is not scaled is sent as it is."""
+        if kept is None or screen.size == screen.sent or kept["sha256"] != row["image_sha256"]:
+            return False
+        if (kept["screen"], kept["sent"]) != (list(screen.size), list(screen.sent)):
+            return False
+        return await asyncio.to_thread(alike, image, await self._artifacts.get(row["image_sha256"]))
+
+    def _check_prompt(self, row: Row, planned: PlannedCall, kept: bytes, notes: CallNotes) -> None:
+        digest = _digest(redact_bytes(kept))
+        if digest != row["prompt_sha256"]:
+            notes.wrong("prompt", f"{RENDERED} it has digest {digest}, as sent it had {row['prompt_sha256']}")
+        else:
+            notes.all.prompts += 1
+        notes.compare({"parse_attempt": planned.number}, row, "counted again")
+        wanted = {
+            "history": planned.plan.telemetry,
+            "max_images": planned.max_images,
+            "media": media_of(planned.messages),
+            "temperature": planned.sampling.temperature,
+            "seed": planned.sampling.seed,
+        }
+        notes.compare(told(wanted), row["telemetry"] or {}, RENDERED)
+
+    async def _check_sent(self, row: Row, planned: PlannedCall, body: dict[str, Any], notes: CallNotes) -> None:
+        """The bytes that went over the wire, from the images as they are stored."""
+        wanted = sorted(set(media_of(planned.messages)))
+        media = {sha256: await self._artifacts.get(sha256) for sha256 in wanted}
+        digest = await asyncio.to_thread(lambda: _digest(serialise(with_media(body, media))))
+        if notes.compare({"sent_digest": digest}, row["telemetry"] or {}, "built again"):
+            notes.all.requests += 1
 
     async def _check_reply(
-        self, agent: Agent, row: Row, planned: PlannedCall, screen: Screen, note: Callable[[str, str], None]
+        self, agent: Agent, row: Row, planned: PlannedCall, kept: bytes, screen: Screen, notes: CallNotes
     ) -> None:
-        if row["failure_kind"] == OVERFLOW:
-            wanted = ("model_context_overflow" if planned.smaller is None else None, planned.smaller)
-            found = (row["policy_stop_reason"], row["telemetry"].get("next_max_images"))
-            if found != wanted:
-                note("overflow", f"it leads to {wanted}, recorded is {found}")
-        if not row["completed"]:
-            return
-        reply = await self._reply(row)
-        parsed = parsed_of(agent.protocol, reply, screen)
-        failed = parsed.failure_kind is not None
-        wanted_row = {
-            "actions": storable([] if failed else parsed.actions),
-            "terminal_action": None if failed else parsed.terminal_action,
-            "policy_stop_reason": parsed.stop_reason if planned.last_sample else None,
-            "failure_kind": parsed.failure_kind,
-            "parse_error": told(parsed.error) if failed else None,
-            "finish_reason": told(reply.finish_reason),
-            "said": told(said_of(reply, parsed)),
-        }
-        different = [name for name, value in wanted_row.items() if value != row[name]]
-        for name in different:
-            note(name, f"read again it is {wanted_row[name]!r:.200}, recorded is {row[name]!r:.200}")
-        tokens = tokens_of(reply)
-        digest = None if tokens is None else _digest(tokens)
-        if digest != row["tokens_sha256"]:
-            note("tokens", f"the raw reply's arrays have digest {digest}, recorded is {row['tokens_sha256']}")
-        elif not different:
-            self._equal["reply"] += 1
-
-    async def _reply(self, row: Row) -> ChatReply:
         raw = await self._artifacts.get(row["response_sha256"])
-        asked = Asked(model=row["model_name"], kept=b"", digest="", sent_digest="")
-        return read_reply(raw, asked, queued_s=0.0, latency_s=0.0)
+        reply = read_reply(raw, Asked(agent.model, b"", "", ""), queued_s=0.0, latency_s=0.0)
+        parsed = parsed_of(agent.protocol, reply, screen)
+        equal = notes.compare(_columns(agent, reply, parsed, planned), row, READ)
+        telemetry = row["telemetry"] or {}
+        noted = {"normalization_error": None} | telemetry
+        wanted: dict[str, Any] = {
+            "served_model": reply.model_name,
+            "usage": reply.usage,
+            "normalization_error": reply.normalization_error,
+            "token_problems": list(reply.token_evidence_problems),
+        }
+        secret = _MARK in raw or _MARK in redact_bytes(kept)
+        if secret and reply.prompt_token_ids is reply.sampled_token_ids is None:
+            # What would spell a secret was withheld, under these reasons; none of it is in the reply that was kept.
+            withheld = list(WITHHELD.problems)
+            if telemetry.get("token_problems") == withheld:
+                wanted["token_problems"] = withheld
+        equal = notes.compare(told(wanted), noted, READ) and equal
+        tokens = tokens_of(reply)
+        arrays = {"tokens_sha256": None if tokens is None else _digest(redact_bytes(tokens))}
+        if notes.compare(arrays, row, READ) and equal:
+            notes.all.replies += 1
 
 
-def _digest(text: bytes) -> str:
-    """Digest of a text as it is kept: without the secrets of this deployment."""
-    return hashlib.sha256(redact_bytes(text)).hexdigest()
+def _agent(contract: Row) -> tuple[Agent | None, str]:
+    try:
+        return Agent(contract), ""
+    except ConfigError as error:
+        return None, str(error)
+
+
+def _columns(agent: Agent, reply: ChatReply, parsed: Parsed, planned: PlannedCall) -> dict[str, Any]:
+    """What the row of a completed call holds of its reply."""
+    failed = parsed.failure_kind is not None
+    answer = Answer(
+        actions=[] if failed else parsed.actions,
+        terminal_action=None if failed else parsed.terminal_action,
+        policy_stop_reason=parsed.stop_reason if planned.last_sample else None,
+        failure_kind=parsed.failure_kind,
+    )
+    return {
+        "actions": storable(answer.actions),
+        "terminal_action": answer.terminal_action,
+        "policy_stop_reason": answer.policy_stop_reason,
+        "accepted": answer.accepted,
+        "summary": told(summary_of(answer)),
+        "failure_kind": parsed.failure_kind,
+        "parse_error": told(parsed.error) if failed else None,
+        "finish_reason": told(reply.finish_reason),
+        "said": told(said_of(reply, parsed)),
+        "model_name": told(agent.model),
+        "model_version": told(reply.model_version),
+        "prompt_tokens": reply.tokens("prompt"),
+        "completion_tokens": reply.tokens("completion"),
+    }
+
+
+def _check_unanswered(row: Row, planned: PlannedCall, notes: CallNotes) -> None:
+    """A call without a reply decides nothing; a context that did not fit leads to a smaller one, or ends all."""
+    if row["failure_kind"] not in (OVERFLOW, TRANSPORT, TIMEOUT):
+        notes.wrong("failure_kind", f"a call without a reply cannot be {row['failure_kind']!r}")
+    ends = row["failure_kind"] == OVERFLOW and planned.smaller is None
+    nothing: dict[str, Any] = {
+        "actions": [],
+        "terminal_action": None,
+        "accepted": False,
+        "tokens_sha256": None,
+        "said": None,
+    }
+    notes.compare(nothing | {"policy_stop_reason": "model_context_overflow" if ends else None}, row, "without a reply")
+    if row["failure_kind"] == OVERFLOW:
+        notes.compare({"next_max_images": planned.smaller}, row["telemetry"] or {}, "planned again")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _place(row: Row) -> tuple[int, int]:

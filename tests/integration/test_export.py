@@ -1,6 +1,7 @@
 """Exports of a batch that a model played: rows that a trainer can trust, the same bytes every time."""
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import os
@@ -27,6 +28,39 @@ from tests.modelkit import DONE, Scenario, code, model_spec, model_system, recor
 from tests.system import System, WorkerProcess, small_tasks
 
 BATCH = "trained"
+_FINAL = "SELECT rollout_key FROM rollout WHERE state = 'final' AND batch_id = :batch"
+
+COMPLETION = (
+    "rollout_id",
+    "completion_id",
+    "action_id",
+    "model_call_id",
+    "turn_id",
+    "environment_step",
+    "parse_attempt",
+    "accepted",
+    "parse_error",
+    "prepared_request_id",
+    "request_id",
+    "context_epoch",
+    "segment_index",
+    "segment_id",
+    "expected_append_compatible",
+    "compaction_event_id",
+    "prompt_token_ids",
+    "sampled_token_ids",
+    "sampled_logprobs",
+    "finish_reason",
+    "media_ids",
+    "policy_decision",
+    "generation_contract_id",
+    "policy_output_spans",
+    "media_occurrences",
+    "processor_fingerprint",
+    "eligible",
+    "evidence_source",
+)
+"""Keys of completion evidence: upstream contract §3.3."""
 
 
 @pytest.fixture(scope="module")
@@ -247,22 +281,109 @@ async def test_the_exact_envelope_is_whole_and_covers_no_execution(system: Syste
 async def test_a_changed_artifact_or_row_is_found(system: System) -> None:
     attempt = next(one for one in await recorded(system, BATCH) if one.key.endswith("t001/1"))
     assert (await verify(attempt, system.artifacts)).ok
-    changes: list[tuple[int, dict[str, Any], str]] = [
+    columns: list[tuple[int, dict[str, Any], str]] = [
         (1, {"parse_error": "something else"}, "parse_error"),
         (0, {"actions": ["pyautogui.click(9, 9)"]}, "actions"),
+        (0, {"accepted": False}, "accepted"),
+        (0, {"completed": False}, "failure_kind"),
+        (0, {"summary": "click(9, 9)"}, "summary"),
         (2, {"prompt_sha256": "0" * 64}, "prompt"),
+        (2, {"parse_attempt": 3}, "parse_attempt"),
         (3, {"image_sha256": "0" * 64}, "image"),
-        (3, {"tokens_sha256": None}, "tokens"),
+        (3, {"tokens_sha256": None}, "tokens_sha256"),
+        (3, {"tokens_sha256": "0" * 64}, "tokens_sha256"),
+        (3, {"response_sha256": "0" * 64}, "evidence"),
+        (2, {"model_version": "weights-of-tomorrow"}, "model_version"),
+        (2, {"model_name": "another"}, "model_name"),
+        (2, {"prompt_tokens": 1}, "prompt_tokens"),
+        (2, {"completion_tokens": None}, "completion_tokens"),
         (0, {"said": attempt.calls[0]["said"] | {"kept_text": "I never said that."}}, "prompt"),
     ]
+    telemetry: list[tuple[str, Any]] = [
+        ("sent_digest", "0" * 64),
+        ("sent_digest", None),
+        ("media", []),
+        ("media", [*attempt.calls[2]["telemetry"]["media"][:-1], "0" * 64]),
+        ("temperature", 0.123),
+        ("seed", 17),
+        ("max_images", 1),
+        ("history", {}),
+        ("usage", {}),
+        ("served_model", "another"),
+        ("token_problems", ["exact_sampled_logprobs_unavailable"]),
+        ("token_problems", ["exact_prompt_token_ids_unavailable", "exact_sampled_token_ids_unavailable"]),
+        ("normalization_error", "none of it"),
+    ]
+    noted = attempt.calls[2]["telemetry"]
+    assert len(noted["media"]) > 1
+    changes = columns + [(2, {"telemetry": noted | {name: value}}, name) for name, value in telemetry]
+    without = [name for name in noted if name not in ("api", "queued_s")]
+    changes += [(2, {"telemetry": {k: v for k, v in noted.items() if k != name}}, name) for name in without]
     for position, change, what in changes:
         calls = [dict(call) for call in attempt.calls]
         calls[position] |= change
-        forged = type(attempt)(
-            attempt.rollout, attempt.attempt, attempt.outcome, calls, attempt.turns, attempt.decisions
-        )
-        proof = await verify(forged, system.artifacts)
+        proof = await verify(dataclasses.replace(attempt, calls=calls), system.artifacts)
+        assert not proof.ok, what
         assert what in {one.what for one in proof.mismatches}, (what, proof.mismatches)
+
+
+async def test_what_cannot_be_checked_is_said_and_is_not_ok(system: System) -> None:
+    attempt = next(one for one in await recorded(system, BATCH) if one.key.endswith("t001/1"))
+    policy = attempt.contract["policy"] | {"parser_id": "a-parser-of-tomorrow"}
+    newer = dataclasses.replace(attempt, rollout=attempt.rollout | {"contract": attempt.contract | {"policy": policy}})
+    proof = await verify(newer, system.artifacts)
+    assert (proof.ok, proof.mismatches, proof.prompts_equal) == (False, [], 0)
+    assert {one.what for one in proof.unchecked} == {"protocol"}
+    assert len(proof.unchecked) == proof.calls == 5
+
+
+async def test_the_full_trace_has_arrays_and_calls(system: System, tmp_path: Path) -> None:
+    code, said = await command(system, tmp_path, "evidence", "trace", f"{BATCH}/os/t001/0", "--full")
+    assert code == 0, said
+    trace = json.loads(said)
+    exact = trace["exact"]
+    assert exact["context_compaction_contract"]["schema_version"] == 2
+    assert "model_call_metadata" not in exact
+    attempt = next(one for one in await recorded(system, BATCH) if one.key.endswith("t001/0"))
+    brief = exact_envelope(await load_calls(attempt, system.artifacts))
+    assert brief is not None
+    for name in ("boundary_events", "lineage_deltas", "final_policy_decision"):
+        assert exact[name] == brief[name]
+    for one, row, other in zip(exact["completion_evidence"], attempt.calls, brief["model_call_metadata"], strict=True):
+        assert set(COMPLETION) <= one.keys()
+        arrays = json.loads(await system.artifacts.get(row["tokens_sha256"]))
+        assert {name: one[name] for name in arrays} == arrays
+        assert one["completion_id"] == other["completion_id"]
+        assert one["generation_contract_id"] == other["generation_contract_id"]
+    media = {one["media_id"] for one in trace["media_assets"]}
+    for call, row in zip(exact["trajectory_model_calls"], attempt.calls, strict=True):
+        assert (call["environment_step"], call["parse_attempt"]) == (row["step"], row["parse_attempt"])
+        assert call["response"]["content"] == row["said"]["content"]
+        assert call["exact_generation_arrays"]["sampled_token_ids"] == call["response"]["generation_token_ids"]
+        shown = [part["media_id"] for message in call["projected_prompt_messages"] for part in images(message)]
+        assert shown == call["media_ids"]
+        assert set(shown) <= media
+    assert [call["done"] for call in exact["trajectory_model_calls"]] == [False] * 4 + [True]
+
+
+def images(message: dict[str, Any]) -> list[dict[str, Any]]:
+    content = message["content"]
+    return [part for part in content if part["type"] == "image_url"] if isinstance(content, list) else []
+
+
+async def test_a_repeated_sample_names_the_contract_it_was_drawn_under(system: System) -> None:
+    policy = {"sampling": {"temperature": 0.1, "max_output_tokens": 900}}
+    await system.run_batch(model_spec("two", policy, tasks={"ids": ["t001"]}), "cool")
+    [attempt] = await recorded(system, "cool")
+    envelope = exact_envelope(await load_calls(attempt, system.artifacts))
+    assert envelope is not None
+    configured = envelope["context_compaction_contract"]["generation_contract"]
+    assert configured["sampling_contract"] == {"temperature": 0.1, "top_p": None, "max_output_tokens": 900}
+    calls = envelope["model_call_metadata"]
+    assert [call["sampling"]["temperature"] for call in calls] == [0.1, 0.1, 0.2, 0.1, 0.1]
+    drawn = [call["generation_contract_id"] == configured["generation_contract_id"] for call in calls]
+    assert drawn == [True, True, False, True, True]
+    assert len({call["generation_contract_id"] for call in calls}) == 2
 
 
 async def test_gym_files(system: System, tmp_path: Path) -> None:
@@ -303,7 +424,7 @@ async def test_every_planned_rollout_is_in_the_export_or_it_is_refused(system: S
     manifest = await export_training(system.ledger, system.artifacts, BATCH, tmp_path / "rows.jsonl", partial=True)
     assert (manifest["planned"], manifest["final"]) == (6, 5)
     async with system.ledger.engine.connect() as connection:
-        keys = set((await connection.execute(text("SELECT rollout_key FROM rollout WHERE state = 'final'"))).scalars())
+        keys = set((await connection.execute(text(_FINAL), {"batch": BATCH})).scalars())
     assert {row["rollout_key"] for row in read(tmp_path / "rows.jsonl")} == keys
 
 

@@ -45,6 +45,7 @@ async def play(system: System, said: Scenario, answer: Any, batch_id: str, spec:
     proof = await verify(attempt, system.artifacts)
     assert proof.ok, proof.mismatches
     assert proof.prompts_equal == proof.images_equal == len(attempt.calls)
+    assert proof.requests_equal == proof.replies_equal == sum(call["completed"] for call in attempt.calls)
     return attempt
 
 
