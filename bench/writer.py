@@ -1,7 +1,8 @@
 """One process of competing writers: `python -m bench.writer URL BATCH ROLLOUTS WRITERS PROCESS OF`.
 
-Each writer plays episodes by the ledger's own calls (claim, evaluation, finalize). Every twentieth rollout is played
-by two runs at once: one of them is fenced or finds it final, and the roll call must come out the same.
+Each writer plays episodes by the ledger's own calls (claim, one observation and model call, evaluation, finalize).
+Every twentieth rollout is played by two runs at once: one of them is fenced or finds it final, and the roll call must
+come out the same.
 """
 
 import asyncio
@@ -12,28 +13,35 @@ from collections.abc import Iterable
 
 from sqlalchemy import text
 
-from models.episode import AttemptRef, FinalizeRequest
+from models.episode import AttemptRef, FinalizeRequest, Observation
+from models.evidence import ArtifactRef
 from models.outcome import OutcomeFacts
 from rollbook.errors import Fenced
-from rollbook.ledger import Evaluation, Ledger
+from rollbook.ledger import Evaluation, Ledger, ModelCall
 
 CONTESTED = 20
 """One rollout in this many is claimed by two runs."""
+SEEN = ArtifactRef(sha256="0" * 64, size_bytes=1, media_type="image/png")
 DONE = OutcomeFacts(evaluation_completed=True, terminal_action="DONE")
 
 
 async def play(ledger: Ledger, key: str, number: int) -> None:
-    """One episode without steps, scored 1 or 0 in turn."""
+    """One episode that ends with its first answer, scored 1 or 0 in turn."""
     run_id = uuid.uuid4().hex
     claim = await ledger.claim(key, run_id, key, 1)
     if claim.status != "claimed":
         return
     attempt = AttemptRef(rollout_key=key, attempt_index=claim.attempt_index)
+    await ledger.commit_turn(
+        attempt, run_id, step=0, observation=Observation(screenshot=SEEN), actions=[], started_at=0.0
+    )
+    answer = ModelCall(step=1, policy_kind="noop", terminal_action="DONE")
+    await ledger.commit_model_call(attempt, run_id, answer)
     scored = Evaluation(
         completed=True, score=float(number % 2), task_digest=claim.task_digest, evaluator_revision="bench"
     )
     await ledger.commit_evaluation(attempt, run_id, scored)
-    await ledger.finalize(FinalizeRequest(attempt=attempt, facts=DONE, steps=0), run_id)
+    await ledger.finalize(FinalizeRequest(attempt=attempt, facts=DONE, steps=1), run_id)
 
 
 async def _write(ledger: Ledger, rows: Iterable[tuple[int, str]]) -> None:
