@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from models.outcome import Infra
 from rollbook.errors import Fenced
 from rollbook.ledger import tables
-from rollbook.ledger.ending import failure, read_batch, record_end
+from rollbook.ledger.ending import closed, read_batch, record_end
 from rollbook.ledger.fence import lock_rollout
 from rollbook.ledger.identity import policy_name, trajectory_rollout_id
 from rollbook.ledger.records import Claim
@@ -50,7 +50,7 @@ async def claim(conn: AsyncConnection, rollout_key: str, run_id: str, workflow_i
         return Claim(status="stopping", rollout_key=rollout_key)
     if newest and newest.closed_by is None:
         detail = f"run {run_id} claimed the rollout while this attempt was open"
-        end = failure(Infra.SUPERSEDED, "claim", detail)
+        end = await closed(conn, rollout_key, newest.attempt_index, Infra.SUPERSEDED, "claim", detail)
         await record_end(conn, row, batch, newest.attempt_index, replace(end, next_state="running"))
     index = newest.attempt_index + 1 if newest else 1
     ids = {

@@ -12,10 +12,11 @@ from models.admission import RECONCILED_POLICY
 from models.outcome import Infra
 from rollbook.ledger import tables
 from rollbook.ledger.control import check_launch
-from rollbook.ledger.ending import decide, failure, read_batch, record_end
+from rollbook.ledger.ending import closed, decide, read_batch, record_end
 from rollbook.ledger.fence import lock_rollout
 from rollbook.ledger.identity import trajectory_rollout_id
 from rollbook.ledger.storable import told
+from rollbook.ledger.tables.attempts import REWARD
 
 _LIST_OPEN_ROWS = text("""
     SELECT rollout_key FROM rollout
@@ -55,20 +56,21 @@ _NEVER_RAN = text("""
     bindparam("trajectories", type_=ARRAY(TEXT)),
 )
 
-_END_ROWS = text("""
+_END_ROWS = text(f"""
     INSERT INTO outcome (rollout_key, attempt_index, evaluation_completed, infrastructure_failure_reason,
                          environment_done, horizon_reached, guest_failed, steps, detail, termination_reason,
-                         runtime_eligible, runtime_admission_reason, runtime_admission_policy_id, reward_mode,
-                         closed_by, selected, next_state, turns, model_calls, evaluations, row_digest)
-    SELECT rollout_key, attempt_index, false, :reason, false, false, false, 0, :detail, :reason,
-           false, :reason, :policy_id, :reward_mode, 'cancel', NOT keeps_selection, 'final',
+                         runtime_eligible, runtime_admission_reason, runtime_admission_policy_id, score, reward,
+                         reward_mode, closed_by, selected, next_state, turns, model_calls, evaluations, row_digest)
+    SELECT rollout_key, attempt_index, score IS NOT NULL, :reason, false, false, false, 0, :detail, :reason,
+           false, :reason, :policy_id, score, {REWARD}, reward_mode, 'cancel', NOT keeps_selection, 'final',
            (SELECT count(*) FROM turn
             WHERE turn.rollout_key = new.rollout_key AND turn.attempt_index = new.attempt_index),
            (SELECT count(*) FROM model_call AS call
             WHERE call.rollout_key = new.rollout_key AND call.attempt_index = new.attempt_index),
-           (SELECT count(*) FROM evaluation
-            WHERE evaluation.rollout_key = new.rollout_key AND evaluation.attempt_index = new.attempt_index), ''
+           (evaluation.row_digest IS NOT NULL)::integer, ''
     FROM unnest(:keys, :indexes, :keeps) AS new (rollout_key, attempt_index, keeps_selection)
+    LEFT JOIN evaluation USING (rollout_key, attempt_index)
+    CROSS JOIN (SELECT CAST(:reward_mode AS text) AS reward_mode) AS contract
 """).bindparams(
     bindparam("keys", type_=ARRAY(TEXT)),
     bindparam("indexes", type_=ARRAY(INTEGER)),
@@ -142,7 +144,7 @@ async def _insert_attempts(conn: AsyncConnection, contract: dict[str, Any], rows
 
 
 async def close_reconciled(conn: AsyncConnection, rollout_key: str, attempt_index: int, reason: str) -> str | None:
-    """Fence an attempt whose workflow is gone: end it as `reconciled`, masked.
+    """Fence an attempt whose workflow is gone: end it as `reconciled`, masked, with the score if it has one.
 
     Returns the state of the rollout after it (waiting while the budget lasts, else final), or None when the attempt
     is no longer the open one and nothing was done.
@@ -157,7 +159,8 @@ async def close_reconciled(conn: AsyncConnection, rollout_key: str, attempt_inde
     if await conn.scalar(is_open) is None:
         return None
     batch = await read_batch(conn, row["batch_id"])
-    end = await decide(conn, row, batch, attempt_index, failure(Infra.RECONCILED, "reconcile", reason))
+    end = await closed(conn, rollout_key, attempt_index, Infra.RECONCILED, "reconcile", reason)
+    end = await decide(conn, row, batch, attempt_index, end)
     await record_end(conn, row, batch, attempt_index, end)
     values: dict[str, Any] = {"state": end.next_state} | ({"selected_attempt": attempt_index} if end.selected else {})
     await conn.execute(tables.rollout.update().where(tables.rollout.c.rollout_key == rollout_key).values(values))

@@ -17,6 +17,7 @@ from rollbook.ledger.records import Evaluation, ModelCall, StoredCall, StoredEva
 from rollbook.ledger.storable import told
 
 _CALL = tuple(one.name for one in fields(StoredCall))
+DECIDES = or_(tables.model_call.c.accepted, tables.model_call.c.policy_stop_reason.is_not(None))
 _EVALUATION = tuple(name for name in Evaluation.model_fields if name != "log")
 
 # Built once: building a statement takes longer than Postgres needs to run it. They return nothing on a repeat.
@@ -38,7 +39,10 @@ def _of(table: Any, attempt: AttemptRef) -> Any:
 
 
 async def commit_model_call(conn: AsyncConnection, attempt: AttemptRef, run_id: str, call: ModelCall) -> StoredCall:
-    """Commit a call before it is acted upon; two racing tries both get what was committed first."""
+    """Commit a call before it is acted upon; two racing tries both get what was committed first.
+
+    A step that is decided already, by whichever call, stays decided so.
+    """
     await fence(conn, attempt, run_id)
     refs = {name: getattr(call, name) for name in ("prompt", "response", "image", "tokens")}
     await record_artifacts(conn, refs.values())
@@ -49,8 +53,9 @@ async def commit_model_call(conn: AsyncConnection, attempt: AttemptRef, run_id: 
         query = select(*tables.model_call.c[_CALL]).where(
             _of(tables.model_call, attempt),
             tables.model_call.c.step == call.step,
-            tables.model_call.c.parse_attempt == call.parse_attempt,
+            or_(tables.model_call.c.parse_attempt == call.parse_attempt, DECIDES),
         )
+        query = query.order_by((tables.model_call.c.parse_attempt == call.parse_attempt).desc()).limit(1)
         stored = (await conn.execute(query)).mappings().one()
     return StoredCall(**stored)
 

@@ -95,6 +95,10 @@ async def batch_is_whole(conn: AsyncConnection, batch_id: str) -> bool:
     if await conn.scalar(_ANY_OPEN, {"batch_id": batch_id}):
         return False
     batch = tables.batch
+    # once more under the lock: a rerun or a registration may have reopened it meanwhile
+    await conn.execute(select(batch.c.batch_id).where(batch.c.batch_id == batch_id).with_for_update(key_share=True))
+    if await conn.scalar(_ANY_OPEN, {"batch_id": batch_id}):
+        return False
     await conn.execute(
         batch.update().where(batch.c.batch_id == batch_id, batch.c.closed_at.is_(None)).values(closed_at=func.now())
     )

@@ -57,10 +57,22 @@ class End:
         return RUNTIME_POLICY if self.closed_by in ("episode", "claim") else RECONCILED_POLICY
 
 
-def failure(reason: Infra, closed_by: ClosedBy, detail: str) -> End:
-    """An end from outside: nothing of the attempt was proven."""
-    facts = OutcomeFacts(infrastructure_failure_reason=reason)
-    return End(facts=facts, closed_by=closed_by, detail=told(detail)[:2000])
+async def closed(
+    conn: AsyncConnection, rollout_key: str, attempt_index: int, reason: Infra, closed_by: ClosedBy, detail: str
+) -> End:
+    """An end from outside: nothing of the attempt was proven but what its evaluation says.
+
+    It stays masked, for the runner's facts died with its run; the score stays as reported (upstream contract §1.7.7),
+    so that an attempt whose score is known is never tried again as if it were not.
+    """
+    evaluation = tables.evaluation
+    score = await conn.scalar(
+        select(evaluation.c.score).where(
+            evaluation.c.rollout_key == rollout_key, evaluation.c.attempt_index == attempt_index
+        )
+    )
+    facts = OutcomeFacts(evaluation_completed=score is not None, infrastructure_failure_reason=reason)
+    return End(facts=facts, closed_by=closed_by, score=score, detail=told(detail)[:2000])
 
 
 async def decide(conn: AsyncConnection, row: RowMapping, batch: RowMapping, attempt_index: int, end: End) -> End:

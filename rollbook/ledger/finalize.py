@@ -50,8 +50,8 @@ async def finalize(conn: AsyncConnection, request: FinalizeRequest, run_id: str)
 
 
 def _interpret(request: FinalizeRequest, evaluation: RowMapping | None) -> End:
-    """The closed reading: evaluated only if the request says so and the committed evaluation has a score."""
-    completed = request.facts.evaluation_completed and evaluation is not None and evaluation["completed"]
+    """Evaluated is what the committed evaluation says, whatever the request does: its answer may have been lost."""
+    completed = evaluation is not None and evaluation["completed"]
     guest_failed = request.guest_failed or (evaluation is not None and evaluation["guest_failed"])
     facts = request.facts.model_copy(update={"evaluation_completed": completed})
     return End(
@@ -59,7 +59,7 @@ def _interpret(request: FinalizeRequest, evaluation: RowMapping | None) -> End:
         closed_by="episode",
         score=evaluation["score"] if completed and evaluation is not None else None,
         steps=request.steps,
-        guest_failed=guest_failed,
+        guest_failed=guest_failed and not completed,
         detail=told(request.detail)[:2000],
     )
 

@@ -46,8 +46,9 @@ async def sandbox_intent(
 
 
 async def sandbox_started(conn: AsyncConnection, attempt: AttemptRef, run_id: str, desk: Desk, lease_s: float) -> None:
-    """The desktop of an attempt is ready."""
+    """The desktop of an attempt is ready. Raises SandboxLost when the attempt had another one, or has none any more."""
     await fence(conn, attempt, run_id)
+    lease = tables.sandbox
     await _update(
         conn,
         attempt,
@@ -55,11 +56,13 @@ async def sandbox_started(conn: AsyncConnection, attempt: AttemptRef, run_id: st
             "state": "running",
             "sandbox_id": desk.sandbox_id,
             "nonce": desk.nonce,
-            "isolation": desk.isolation,
+            "isolation": func.coalesce(lease.c.isolation, desk.isolation),
             "view_url": desk.view_url,
-            "started_at": func.coalesce(tables.sandbox.c.started_at, func.now()),
+            "started_at": func.coalesce(lease.c.started_at, func.now()),
             "lease_until": _until(lease_s),
         },
+        func.coalesce(lease.c.sandbox_id, desk.sandbox_id) == desk.sandbox_id,
+        func.coalesce(lease.c.nonce, desk.nonce) == desk.nonce,
     )
 
 
@@ -69,13 +72,15 @@ async def sandbox_renew(conn: AsyncConnection, attempt: AttemptRef, run_id: str,
     await _update(conn, attempt, {"lease_until": _until(lease_s)})
 
 
-async def _update(conn: AsyncConnection, attempt: AttemptRef, values: dict[str, Any]) -> None:
+async def _update(
+    conn: AsyncConnection, attempt: AttemptRef, values: dict[str, Any], *conditions: ColumnElement[bool]
+) -> None:
     lease = tables.sandbox
     mine = (lease.c.rollout_key == attempt.rollout_key) & (lease.c.attempt_index == attempt.attempt_index)
-    done = await conn.execute(lease.update().where(mine, lease.c.state != "stopped").values(values))
+    done = await conn.execute(lease.update().where(mine, lease.c.state != "stopped", *conditions).values(values))
     if done.rowcount == 0:
-        # a desktop is never used again after it was stopped: the attempt has lost it
-        raise SandboxLost(f"attempt {attempt.attempt_index} of {attempt.rollout_key} has no live lease")
+        # a desktop is never used again after it was stopped, nor exchanged: the attempt has lost it
+        raise SandboxLost(f"attempt {attempt.attempt_index} of {attempt.rollout_key} has no live lease of this desktop")
 
 
 async def sandbox_of(conn: AsyncConnection, attempt: AttemptRef) -> Lease | None:

@@ -1,8 +1,9 @@
 """Batches and episodes for ledger tests: real transactions against a real Postgres, no workflow around them."""
 
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import text
 
@@ -12,6 +13,7 @@ from models.evidence import ArtifactRef
 from models.identity import digest
 from models.outcome import Infra, OutcomeFacts
 from models.task import Task, read_task
+from rollbook.errors import Fenced
 from rollbook.ledger import AuditReport, Claim, Evaluation, Ledger, ModelCall, Registered
 
 DEPLOYMENT = "test"
@@ -92,25 +94,88 @@ class Kit:
         await self.ledger.commit_evaluation(ref(key, attempt_index), run_id, evaluation)
 
     async def end(
-        self, key: str, attempt_index: int, run_id: str, *, steps: int = 3, guest_failed: bool = False, **changes: Any
+        self,
+        key: str,
+        attempt_index: int,
+        run_id: str,
+        *,
+        steps: int | None = None,
+        guest_failed: bool = False,
+        **changes: Any,
     ) -> Finalized:
-        """Finalize with facts of DONE and evaluated, changed as given."""
-        request = FinalizeRequest(
-            attempt=ref(key, attempt_index), facts=facts(**changes), steps=steps, guest_failed=guest_failed
-        )
+        """Finalize with facts of DONE and evaluated, changed as given, and the evidence that such an end has.
+
+        Without `steps` they are as few as the facts allow.
+        """
+        said = facts(**changes)
+        decided = await self._decided(key, attempt_index)
+        if steps is None:
+            steps = await self._fewest(key, said, decided)
+        with suppress(Fenced):  # the end itself says who may not, and what is the same again
+            await self._prove(key, attempt_index, run_id, said, steps, decided)
+        request = FinalizeRequest(attempt=ref(key, attempt_index), facts=said, steps=steps, guest_failed=guest_failed)
         return await self.ledger.finalize(request, run_id)
 
-    async def step(self, key: str, attempt_index: int, run_id: str, step: int) -> None:
+    async def _decided(self, key: str, attempt_index: int) -> Any:
+        """Of the last call that decided a step: step, terminal action, stop reason and number of actions."""
+        query = """
+            SELECT step, terminal_action, policy_stop_reason, jsonb_array_length(actions) FROM model_call
+            WHERE rollout_key = :key AND attempt_index = :index AND (accepted OR policy_stop_reason IS NOT NULL)
+            ORDER BY step DESC LIMIT 1
+        """
+        found = await rows(self.ledger, query, key=key, index=attempt_index)
+        return tuple(found[0].values()) if found else (0, None, None, 0)
+
+    async def _fewest(self, key: str, said: OutcomeFacts, decided: Any) -> int:
+        if said.horizon_reached:
+            query = "SELECT contract FROM batch JOIN rollout USING (batch_id) WHERE rollout_key = :key"
+            return int((await rows(self.ledger, query, key=key))[0]["contract"]["limits"]["max_steps"])
+        by_rule = said.terminal_action or said.policy_stop_reason or said.environment_done
+        if not by_rule or (decided[0] > 0 and decided[1:3] == (said.terminal_action, said.policy_stop_reason)):
+            return int(decided[0])
+        return int(decided[0]) + 1
+
+    async def _prove(
+        self, key: str, attempt_index: int, run_id: str, said: OutcomeFacts, steps: int, decided: Any
+    ) -> None:
+        """Calls and turns up to the last step, as a runner leaves them."""
+        attempt = ref(key, attempt_index)
+        seen = "SELECT step FROM turn WHERE rollout_key = :key AND attempt_index = :index"
+        acted = {row["step"] for row in await rows(self.ledger, seen, key=key, index=attempt_index)}
+        ends = bool(said.terminal_action or said.policy_stop_reason)
+        for step in range(decided[0] + 1, steps + 1):
+            call = ModelCall(step=step, policy_kind="noop", actions=["WAIT"])
+            if ends and step == steps:
+                last = {"terminal_action": said.terminal_action, "policy_stop_reason": said.policy_stop_reason}
+                call = ModelCall(step=step, policy_kind="noop", accepted=not said.policy_stop_reason, **last)
+            await self.ledger.commit_model_call(attempt, run_id, call)
+        if said.infrastructure_failure_reason is None:
+            idle = ends and (decided[0] < steps or decided[3] == 0)  # nothing is done and seen after such an end
+            for step in sorted({*range(steps + 1 - idle)} - acted):
+                await self._turn(attempt, run_id, step)
+
+    async def step(
+        self, key: str, attempt_index: int, run_id: str, step: int, terminal_action: Literal["DONE"] | None = None
+    ) -> None:
         """One decided and acted step with its evidence."""
         attempt = ref(key, attempt_index)
         if step > 0:
-            call = ModelCall(step=step, policy_kind="noop", actions=["WAIT"], response=artifact(f"{key}/{step}/r"))
+            call = ModelCall(
+                step=step,
+                policy_kind="noop",
+                actions=["WAIT"],
+                terminal_action=terminal_action,
+                response=artifact(f"{key}/{step}/r"),
+            )
             await self.ledger.commit_model_call(attempt, run_id, call)
+        await self._turn(attempt, run_id, step)
+
+    async def _turn(self, attempt: AttemptRef, run_id: str, step: int) -> None:
         await self.ledger.commit_turn(
             attempt,
             run_id,
             step=step,
-            observation=Observation(screenshot=artifact(f"{key}/{step}")),
+            observation=Observation(screenshot=artifact(f"{attempt.rollout_key}/{step}")),
             actions=[] if step == 0 else [{"status": "ok"}],
             started_at=1_700_000_000.0,
         )
@@ -121,9 +186,9 @@ class Kit:
         claimed = await self.claim(key, run_id)
         assert claimed.status == "claimed"
         for step in range(steps + 1):
-            await self.step(key, claimed.attempt_index, run_id, step)
+            await self.step(key, claimed.attempt_index, run_id, step, "DONE" if step == steps else None)
         await self.evaluate(key, claimed.attempt_index, run_id, score)
-        return await self.end(key, claimed.attempt_index, run_id, steps=steps)
+        return await self.end(key, claimed.attempt_index, run_id)
 
     async def keys(self, **changes: Any) -> list[str]:
         """Register the batch and return its rollouts in plan order."""

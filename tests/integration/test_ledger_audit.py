@@ -110,7 +110,10 @@ async def episode(kit: Kit, store: ArtifactStore, key: str, run_id: str, n: int,
         said = await store.put(f"{key} said {claim.attempt_index} {step}".encode(), "application/json")
         seen = await store.put(f"{key} saw {claim.attempt_index} {step}".encode(), "image/png")
         if step:
-            call = ModelCall(step=step, policy_kind="scripted", actions=["WAIT"], prompt=said, response=said)
+            end: Any = "DONE" if step == 2 else None
+            call = ModelCall(
+                step=step, policy_kind="scripted", actions=["WAIT"], terminal_action=end, prompt=said, response=said
+            )
             await kit.ledger.commit_model_call(attempt, run_id, call)
         done = [{"status": "in_doubt"}] if step == 2 else []
         await kit.ledger.commit_turn(

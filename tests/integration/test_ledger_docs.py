@@ -232,7 +232,7 @@ async def test_17_was_a_result_superseded(ask: Ask, worked: Worked) -> None:
 
 async def test_18_what_did_the_models_cost(ask: Ask) -> None:
     """Calls that do nothing, without tokens: 2 + 5 + 3 + 4 in os, 6 in vlc, 1 in chrome. The model: 2, one a retry."""
-    assert await ask(18) == [("m", 2, 1, 230, 30, 6.0), ("noop", 21, 0, None, None, None)]
+    assert await ask(18) == [("m", 2, 1, 230, 30, 6.0), ("noop", 24, 0, None, None, None)]
 
 
 async def test_19_what_may_be_trained_on(ask: Ask, worked: Worked) -> None:

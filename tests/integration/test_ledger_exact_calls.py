@@ -30,6 +30,7 @@ async def two_calls(kit: Kit) -> Kit:
     exact = ModelCall(
         step=2,
         policy_kind="openai",
+        terminal_action="DONE",
         image=artifact("image"),
         tokens=ArtifactRef(sha256="a" * 64, size_bytes=1, media_type="application/json"),
         said={"content": "hello"},

@@ -67,10 +67,15 @@ async def test_an_evaluation_that_could_not_look_is_no_zero(kit: Kit) -> None:
     assert end["guest_failed"]
 
 
-async def test_an_unclaimed_evaluation_does_not_score_an_attempt(kit: Kit) -> None:
-    key = (await kit.keys())[0]
-    done = await ended(kit, key, 1.0, evaluation_completed=False)
-    assert (done.termination_reason, done.score) == ("evaluation_incomplete", None)
+async def test_an_evaluation_whose_answer_was_lost_counts_all_the_same(kit: Kit) -> None:
+    """The run never learnt of it, the ledger holds it: an attempt is not tried again as if its score were unknown."""
+    keys = await kit.keys()
+    done = await ended(kit, keys[0], 1.0, evaluation_completed=False)
+    assert (done.termination_reason, done.score, done.another_attempt) == ("agent_done", 1.0, False)
+    lost = {"infrastructure_failure_reason": "evaluator_error", "guest_failed": True}
+    done = await ended(kit, keys[1], 1.0, **lost)
+    assert (done.termination_reason, done.admitted, done.score) == ("evaluator_error", False, 1.0)
+    assert not done.another_attempt, "the evaluator did look at the guest"
     await kit.clean()
 
 
@@ -103,7 +108,7 @@ async def test_repeats_get_the_same_answer(kit: Kit) -> None:
     key = (await kit.keys())[0]
     first = await ended(kit, key, 0.4)
     assert await kit.end(key, 1, "run-1") == first
-    with pytest.raises(LedgerConflict, match="steps: 3 -> 4"):
+    with pytest.raises(LedgerConflict, match="steps: 1 -> 4"):
         await kit.end(key, 1, "run-1", steps=4)
     with pytest.raises(LedgerConflict, match="terminal_action: 'DONE' -> 'FAIL'"):
         await kit.end(key, 1, "run-1", terminal_action="FAIL")

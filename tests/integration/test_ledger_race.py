@@ -132,10 +132,10 @@ async def test_racing_ends_of_one_attempt_agree(kit: Kit) -> None:
         await kit.claim(key)
         await kit.evaluate(key, 1, "run-1", 1.0)
         answers = await asyncio.gather(
-            kit.end(key, 1, "run-1"),
-            kit.end(key, 1, "run-1", terminal_action="FAIL"),
-            kit.end(key, 1, "run-1"),
-            kit.end(key, 1, "run-1", terminal_action="FAIL"),
+            kit.end(key, 1, "run-1", infrastructure_failure_reason="timeout"),
+            kit.end(key, 1, "run-1", infrastructure_failure_reason="model_timeout"),
+            kit.end(key, 1, "run-1", infrastructure_failure_reason="timeout"),
+            kit.end(key, 1, "run-1", infrastructure_failure_reason="model_timeout"),
             return_exceptions=True,
         )
         refused = [answer for answer in answers if isinstance(answer, LedgerConflict)]

@@ -12,6 +12,7 @@ from models.admission import AdmissionDecision, Scope
 from models.episode import FinalizeRequest, Observation
 from rollbook.cli import main
 from rollbook.errors import InvalidInput
+from rollbook.ledger import ModelCall
 from rollbook.ledger.redecide import Rule
 from tests.integration.ledgerkit import Kit, artifact, facts, ref, rows
 
@@ -36,6 +37,9 @@ async def in_doubt(kit: Kit, key: str, score: float = 1.0) -> FinalizeRequest:
     """An episode in which one action may or may not have happened."""
     claimed = await kit.claim(key)
     attempt = ref(key, claimed.attempt_index)
+    await kit.step(key, claimed.attempt_index, "run-1", 0)
+    done = ModelCall(step=1, policy_kind="noop", actions=["WAIT", "WAIT"], terminal_action="DONE")
+    await kit.ledger.commit_model_call(attempt, "run-1", done)
     await kit.ledger.commit_turn(
         attempt,
         "run-1",
@@ -102,8 +106,8 @@ async def test_a_stricter_policy_over_a_whole_batch(kit: Kit) -> None:
     assert found[1]["evidence"] == {
         "because": "the paper's rule",
         "in_doubt": 1,
-        "replies": 0,
-        "replies_without_tokens": 0,
+        "replies": 1,
+        "replies_without_tokens": 1,
     }
     assert await results(kit) == before
     report = await kit.clean()

@@ -150,14 +150,15 @@ async def test_model_usage(worked: Worked) -> None:
         worked,
         """SELECT domain, policy_kind, model_name, model_version, calls, accepted, parse_retries, failed, prompt_tokens,
                   completion_tokens, latency_total_s, latency_p50_s, latency_p95_s
-           FROM model_usage WHERE batch_id = 'nightly-7'""",
+           FROM model_usage WHERE batch_id = 'nightly-7' ORDER BY domain, policy_kind""",
     )
     untimed = (0, 0, None, None, None, None, None)
     assert found == [
-        ("chrome", "noop", "noop", None, 1, 1, *untimed),
+        ("chrome", "noop", "noop", None, 2, 2, *untimed),
+        ("gimp", "noop", "noop", None, 1, 1, *untimed),
         ("gimp", "openai", "m", "m-1", 2, 1, 1, 0, 230, 30, 6.0, 3.0, pytest.approx(3.9)),
         ("os", "noop", "noop", None, 14, 14, *untimed),
-        ("vlc", "noop", "noop", None, 6, 6, *untimed),
+        ("vlc", "noop", "noop", None, 7, 7, *untimed),
     ]
 
 

@@ -120,6 +120,9 @@ class Worked:
 
     async def _run_in_doubt(self, key: str) -> None:
         await self.after.claim(key, "run-1")
+        await self.after.step(key, 1, "run-1", 0)
+        done = ModelCall(step=1, policy_kind="noop", actions=["WAIT", "WAIT"], terminal_action="DONE")
+        await self.ledger.commit_model_call(ref(key, 1), "run-1", done)
         await self.ledger.commit_turn(
             ref(key, 1),
             "run-1",

@@ -136,6 +136,56 @@ FROM rollout LEFT JOIN expected USING (rollout_key)
 WHERE batch_id = :batch_id AND (selected_attempt IS DISTINCT FROM expected.attempt_index
     OR (state = 'final' AND selected_attempt IS NULL));
 
+-- name: ending
+SELECT rollout_key AS subject, 'attempt ' || attempt_index || ': ' || termination_reason || ' by ' || closed_by
+    || ' under ' || runtime_admission_policy_id || ', then ' || next_state || ': those do not go together' AS detail
+FROM rollout JOIN outcome USING (rollout_key) JOIN batch USING (batch_id)
+WHERE batch_id = :batch_id AND (
+    (closed_by = 'import') <> coalesce(contract -> 'policy' ->> 'kind' = 'imported', false)
+    OR runtime_admission_policy_id <> ALL (CASE
+        WHEN closed_by = 'import' THEN ARRAY['osworld-runtime-admission-v1', 'legacy-mask-sample-v1']
+        WHEN closed_by IN ('cancel', 'reconcile') THEN ARRAY['rollbook-reconciliation-v1']
+        ELSE ARRAY['osworld-runtime-admission-v1'] END)
+    OR (closed_by IN ('claim', 'cancel', 'reconcile') AND infrastructure_failure_reason IS DISTINCT FROM
+        CASE closed_by WHEN 'claim' THEN 'superseded' WHEN 'cancel' THEN 'cancelled' ELSE 'reconciled' END)
+    OR (next_state <> 'final' AND coalesce(infrastructure_failure_reason, '') NOT IN ('sandbox_start_failed',
+        'sandbox_lost', 'setup_interrupted', 'setup_failed', 'evaluation_interrupted', 'evaluator_error',
+        'model_call_failed', 'reconciled', 'superseded')));
+
+-- name: facts
+WITH decided AS (
+    SELECT rollout_key, attempt_index, max(step) AS step FROM model_call JOIN rollout USING (rollout_key)
+    WHERE batch_id = :batch_id AND (accepted OR policy_stop_reason IS NOT NULL) GROUP BY rollout_key, attempt_index
+), last AS (
+    SELECT rollout_key, attempt_index, step, terminal_action, policy_stop_reason,
+           jsonb_array_length(actions) = 0 AND num_nonnulls(terminal_action, policy_stop_reason) > 0 AS unseen
+    FROM decided JOIN model_call USING (rollout_key, attempt_index, step)
+    WHERE accepted OR policy_stop_reason IS NOT NULL
+), seen AS (
+    SELECT rollout_key, attempt_index, max(step) AS step FROM turn JOIN rollout USING (rollout_key)
+    WHERE batch_id = :batch_id GROUP BY rollout_key, attempt_index
+), said AS (
+    SELECT rollout_key, attempt_index, ended.steps, ended.turns, ended.runtime_eligible, ended.horizon_reached,
+           ended.terminal_action, ended.policy_stop_reason, termination_reason,
+           num_nonnulls(ended.terminal_action, ended.policy_stop_reason) > 0 OR environment_done OR horizon_reached
+               AS by_rule
+    FROM rollout JOIN outcome AS ended USING (rollout_key) WHERE batch_id = :batch_id AND closed_by = 'episode'
+)
+SELECT said.rollout_key AS subject, 'attempt ' || said.attempt_index || ': ' || termination_reason || ' after '
+    || steps || ' steps; its last decision is ' || coalesce('step ' || last.step || ': '
+        || coalesce(last.terminal_action, last.policy_stop_reason, 'go on'), 'missing')
+    || ', its last turn ' || coalesce('step ' || seen.step, 'missing') || ', turns ' || turns AS detail
+FROM said LEFT JOIN last USING (rollout_key, attempt_index) LEFT JOIN seen USING (rollout_key, attempt_index)
+WHERE (by_rule AND (last.step, last.terminal_action, last.policy_stop_reason)
+        IS DISTINCT FROM (steps, said.terminal_action, said.policy_stop_reason))
+    OR (horizon_reached AND steps IS DISTINCT FROM
+        (SELECT (contract -> 'limits' ->> 'max_steps')::integer FROM batch WHERE batch_id = :batch_id))
+    -- an answer may have been committed and never have reached the run
+    OR coalesce(last.step, 0) NOT BETWEEN steps AND steps + 1
+    OR seen.step > steps
+    -- the first observation and one per step, but for an end that acts no more
+    OR (runtime_eligible AND turns <> steps + 1 - last.unseen::integer);
+
 -- name: selection_rule
 SELECT newer.rollout_key AS subject, 'attempt ' || newer.attempt_index || ' should have been selected' AS detail
 FROM rollout JOIN outcome AS newer USING (rollout_key)
@@ -163,7 +213,7 @@ CROSS JOIN LATERAL (
                 WHEN horizon_reached THEN 'max_steps'
                 ELSE 'rollout_state_incomplete' END AS termination
 ) AS rule
-WHERE batch_id = :batch_id AND runtime_admission_policy_id <> 'legacy-mask-sample-v1'
+WHERE batch_id = :batch_id AND (closed_by, runtime_admission_policy_id) <> ('import', 'legacy-mask-sample-v1')
     AND (rule.termination <> termination_reason OR rule.eligible <> runtime_eligible
         OR mask_sample = runtime_eligible
         OR runtime_admission_reason <>
@@ -178,7 +228,9 @@ LEFT JOIN evaluation ON evaluation.rollout_key = outcome.rollout_key
     AND evaluation.attempt_index = outcome.attempt_index
 WHERE batch_id = :batch_id AND closed_by <> 'import'
     AND (outcome.evaluation_completed <> (outcome.score IS NOT NULL)
-        OR (outcome.score IS NOT NULL AND outcome.score IS DISTINCT FROM evaluation.score)
+        -- ends from outside did not carry it before revision 0007: see the notice evaluated_then_closed
+        OR ((outcome.score IS NOT NULL OR closed_by = 'episode')
+            AND outcome.score IS DISTINCT FROM evaluation.score)
         OR (evaluation.completed <> (evaluation.score IS NOT NULL))
         OR (evaluation.task_digest <> rollout.task_digest));
 
@@ -221,8 +273,28 @@ SELECT outcome.rollout_key AS subject, 'attempt ' || outcome.attempt_index || ':
 FROM rollout JOIN outcome USING (rollout_key)
 LEFT JOIN admission ON admission.rollout_key = outcome.rollout_key
     AND admission.attempt_index = outcome.attempt_index AND scope = 'runtime' AND decision_index = 1
-WHERE batch_id = :batch_id AND (admission.admitted, admission.reason, admission.policy_id) IS DISTINCT FROM
-    (runtime_eligible, runtime_admission_reason, runtime_admission_policy_id);
+WHERE batch_id = :batch_id AND (admission.admitted, admission.reason, admission.policy_id, admission.decided_by)
+    IS DISTINCT FROM (runtime_eligible, runtime_admission_reason, runtime_admission_policy_id, closed_by);
+
+-- name: named_policy
+SELECT said.rollout_key AS subject, 'attempt ' || said.attempt_index || ': decision ' || decision_index || ' on '
+    || scope || ' by ' || decided_by || ' is not what policy ' || policy_id || ' says' AS detail
+FROM rollout JOIN admission AS said USING (rollout_key)
+JOIN outcome AS ended ON ended.rollout_key = said.rollout_key AND ended.attempt_index = said.attempt_index
+WHERE batch_id = :batch_id AND (scope <> 'runtime' OR decision_index > 1) AND (
+    (decided_by IN ('episode', 'claim', 'cancel', 'reconcile', 'import')
+        AND (decision_index > 1 OR decided_by <> closed_by))
+    OR CASE policy_id
+        WHEN 'osworld-runtime-admission-v1' THEN (scope, admitted, reason)
+            IS DISTINCT FROM ('runtime', runtime_eligible, runtime_admission_reason)
+        WHEN 'exclude-in-doubt-v1' THEN scope <> 'runtime' OR admitted AND (NOT runtime_eligible OR EXISTS (
+            SELECT FROM turn WHERE turn.rollout_key = said.rollout_key AND turn.attempt_index = said.attempt_index
+                AND in_doubt > 0))
+        WHEN 'rollbook-training-admission-v1' THEN scope <> 'training'
+        WHEN 'rollbook-exact-training-admission-v1' THEN scope <> 'training' OR admitted AND NOT (
+            SELECT count(*) > 0 AND count(*) = count(tokens_sha256) FROM model_call AS call
+            WHERE call.rollout_key = said.rollout_key AND call.attempt_index = said.attempt_index AND completed)
+        ELSE policy_id IN ('legacy-mask-sample-v1', 'rollbook-reconciliation-v1') END);
 
 -- name: decisions
 WITH decided AS (
@@ -275,6 +347,11 @@ SELECT 'model_call ' || r.rollout_key || ' ' || r.attempt_index || ' ' || step |
     'the row was changed after it was written'
 FROM rollout JOIN model_call AS r USING (rollout_key) WHERE batch_id = :batch_id AND r.row_digest <> seal(r);
 
+-- name: closed
+SELECT batch_id AS subject, 'it is noted as closed, and not every row is final' AS detail FROM batch
+WHERE batch_id = :batch_id AND closed_at IS NOT NULL
+    AND EXISTS (SELECT FROM rollout WHERE rollout.batch_id = batch.batch_id AND state <> 'final');
+
 -- name: not_final
 SELECT rollout_key AS subject, 'the row is ' || state AS detail
 FROM rollout WHERE batch_id = :batch_id AND state <> 'final' ORDER BY plan_order;
@@ -283,6 +360,14 @@ FROM rollout WHERE batch_id = :batch_id AND state <> 'final' ORDER BY plan_order
 SELECT rollout_key AS subject, 'an admitted result was put up to be superseded: ' || reason || ' ('
     || requested_by || ')' AS detail
 FROM rollout JOIN rerun_request USING (rollout_key) WHERE batch_id = :batch_id AND supersede;
+
+-- name: notice evaluated_then_closed
+SELECT rollout_key AS subject, 'attempt ' || attempt_index || ' was evaluated (score ' || evaluation.score
+    || ') and ended as ' || termination_reason || ', masked'
+    || CASE WHEN next_state <> 'final' THEN '; another attempt was due' ELSE '' END AS detail
+FROM rollout JOIN outcome USING (rollout_key) JOIN evaluation USING (rollout_key, attempt_index)
+WHERE batch_id = :batch_id AND evaluation.completed AND infrastructure_failure_reason IS NOT NULL
+    AND (closed_by IN ('claim', 'cancel', 'reconcile') OR next_state <> 'final');
 
 -- name: notice redecided
 SELECT rollout_key AS subject, 'attempt ' || attempt_index || ': ' || scope || ' '

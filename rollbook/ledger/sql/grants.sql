@@ -8,6 +8,11 @@ DECLARE
     role_ text;
     view_ text;
 BEGIN
+    -- A temporary table can bear a ledger table's name; the guards are not deceived by that, and nobody needs any.
+    IF (SELECT pg_has_role(datdba, 'USAGE') FROM pg_database WHERE datname = current_database()) THEN
+        EXECUTE format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
+    END IF;
+
     FOREACH role_ IN ARRAY ARRAY['rollbook_worker', 'rollbook_reader'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_) THEN
             BEGIN
@@ -28,7 +33,8 @@ BEGIN
             sighting TO rollbook_worker;
         GRANT UPDATE (paused, frozen, stopping, cancelling, control_reason, concurrency, max_attempts, launch_id,
             closed_at) ON batch TO rollbook_worker;
-        GRANT UPDATE (state, queued_at, current_attempt, selected_attempt, decisions) ON rollout TO rollbook_worker;
+        GRANT UPDATE (state, queued_at, current_attempt, selected_attempt) ON rollout TO rollbook_worker;
+        REVOKE UPDATE (decisions) ON rollout FROM rollbook_worker;  -- counted by a trigger; granted in older versions
         GRANT UPDATE (sandbox_id, state, nonce, isolation, view_url, started_at, lease_until, stopped_at, stop_reason)
             ON sandbox TO rollbook_worker;
         GRANT UPDATE (seen, first_at, last_at) ON sighting TO rollbook_worker;

@@ -2,7 +2,8 @@
 --
 -- Loaded by every migration run (rollbook.ledger.migrate), after seals.sql, and replaced as a whole. SQLSTATE RB001.
 -- A guard first locks the rollout row and then looks, in separate statements: a single statement would decide on a
--- snapshot from before the lock.
+-- snapshot from before the lock. Its names mean the ledger's own tables, whatever the session's search_path says (the
+-- end of this file): a temporary table of the same name would otherwise answer in their place.
 
 -- Insert-only tables ------------------------------------------------------------------------------------------
 
@@ -23,6 +24,12 @@ BEGIN
         RAISE EXCEPTION 'batch %: identity and contract never change', OLD.batch_id
             USING ERRCODE = 'RB001', HINT = 'submit a batch with another id';
     END IF;
+    IF NEW.closed_at IS NOT NULL AND NEW.closed_at IS DISTINCT FROM OLD.closed_at AND (
+        -- two questions, one per partial index
+        EXISTS (SELECT FROM rollout WHERE batch_id = NEW.batch_id AND state = 'waiting')
+        OR EXISTS (SELECT FROM rollout WHERE batch_id = NEW.batch_id AND state IN ('queued', 'running'))) THEN
+        RAISE EXCEPTION 'batch %: it is closed when every row is final', OLD.batch_id USING ERRCODE = 'RB001';
+    END IF;
     RETURN NEW;
 END $$;
 
@@ -32,6 +39,10 @@ BEGIN
         OR NEW.decisions <> 0 THEN
         RAISE EXCEPTION 'rollout %: a row is planned as waiting, before any attempt', NEW.rollout_key
             USING ERRCODE = 'RB001';
+    END IF;
+    IF NEW.sampling_event_id IS NOT NULL THEN
+        -- two batches that plan one event at once see nothing of each other: the second waits for the first
+        PERFORM pg_advisory_xact_lock(hashtextextended(NEW.sampling_event_id, 7461203352));
     END IF;
     IF NEW.sampling_event_id IS NOT NULL AND EXISTS (
         SELECT FROM rollout WHERE sampling_event_id = NEW.sampling_event_id AND source_group_id = NEW.source_group_id
@@ -46,6 +57,7 @@ END $$;
 CREATE OR REPLACE FUNCTION guard_rollout() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     newest integer;
+    ended_as text;
     is_open boolean;
 BEGIN
     IF (NEW.rollout_key, NEW.batch_id, NEW.domain, NEW.task_id, NEW.sample, NEW.task_digest, NEW.identity_source,
@@ -59,16 +71,27 @@ BEGIN
 
     IF NEW.current_attempt IS DISTINCT FROM OLD.current_attempt OR (NEW.state <> OLD.state AND NEW.state <> 'queued')
     THEN
-        SELECT max(attempt_index) INTO newest FROM attempt WHERE rollout_key = OLD.rollout_key;
+        SELECT made.attempt_index, ended.next_state INTO newest, ended_as
+        FROM attempt AS made LEFT JOIN outcome AS ended
+            ON ended.rollout_key = made.rollout_key AND ended.attempt_index = made.attempt_index
+        WHERE made.rollout_key = OLD.rollout_key ORDER BY made.attempt_index DESC LIMIT 1;
         IF NEW.current_attempt IS DISTINCT FROM newest THEN
             RAISE EXCEPTION 'rollout %: current_attempt must be the newest attempt (%)', OLD.rollout_key, newest
                 USING ERRCODE = 'RB001';
         END IF;
-        is_open := newest IS NOT NULL AND NOT EXISTS (
-            SELECT FROM outcome WHERE rollout_key = OLD.rollout_key AND attempt_index = newest);
+        is_open := newest IS NOT NULL AND ended_as IS NULL;
         IF is_open AND NEW.state <> 'running' THEN
             RAISE EXCEPTION 'rollout %: attempt % is open, so the state is running', OLD.rollout_key, newest
                 USING ERRCODE = 'RB001';
+        END IF;
+        IF NEW.state = 'running' AND OLD.state <> 'running' AND newest IS NOT NULL AND NOT is_open THEN
+            RAISE EXCEPTION 'rollout %: attempt % has ended, so nothing is running', OLD.rollout_key, newest
+                USING ERRCODE = 'RB001';
+        END IF;
+        IF NEW.state = 'final' AND OLD.state <> 'final' AND newest IS NOT NULL AND (ended_as <> 'final' OR EXISTS (
+            SELECT FROM rerun_request WHERE rollout_key = OLD.rollout_key AND after_attempt = newest)) THEN
+            RAISE EXCEPTION 'rollout %: another attempt is due after attempt %, it is not final', OLD.rollout_key,
+                newest USING ERRCODE = 'RB001';
         END IF;
     END IF;
 
@@ -83,8 +106,8 @@ BEGIN
             USING ERRCODE = 'RB001';
     END IF;
 
-    IF NEW.decisions <> OLD.decisions AND NEW.decisions <> OLD.decisions + 1 THEN
-        RAISE EXCEPTION 'rollout %: decisions are counted one by one', OLD.rollout_key USING ERRCODE = 'RB001';
+    IF NEW.decisions <> OLD.decisions AND (NEW.decisions <> OLD.decisions + 1 OR pg_trigger_depth() < 2) THEN
+        RAISE EXCEPTION 'rollout %: decisions are counted one by one, by the trigger of admission', OLD.rollout_key USING ERRCODE = 'RB001';
     END IF;
     IF NEW.selected_attempt IS DISTINCT FROM OLD.selected_attempt THEN
         IF NEW.selected_attempt IS NULL OR NEW.selected_attempt < OLD.selected_attempt THEN
@@ -160,38 +183,79 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- An outcome repeats the evaluator's score and the contract's reward mode; a masked attempt is never selected over
--- an admitted one; the newest attempt is the one that ends.
+-- An outcome repeats the evaluator's score and the contract's reward mode, and ends as the last answer says; a masked
+-- attempt is never selected over an admitted one, and nothing else keeps the newest from being selected.
 CREATE OR REPLACE FUNCTION guard_outcome() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     row_ rollout%ROWTYPE;
+    batch_ record;
+    keeps_selection boolean;
 BEGIN
     SELECT * INTO row_ FROM rollout WHERE rollout_key = NEW.rollout_key FOR NO KEY UPDATE;
-    IF NEW.attempt_index <> (SELECT max(attempt_index) FROM attempt WHERE rollout_key = NEW.rollout_key) THEN
+    IF NEW.attempt_index IS DISTINCT FROM (SELECT max(attempt_index) FROM attempt WHERE rollout_key = NEW.rollout_key)
+    THEN
         RAISE EXCEPTION 'rollout %: attempt % is not the newest one', NEW.rollout_key, NEW.attempt_index
             USING ERRCODE = 'RB001';
     END IF;
-    IF NEW.closed_by <> 'import' THEN
-        IF NEW.evaluation_completed AND NOT EXISTS (
-            SELECT FROM evaluation WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index
-                AND completed AND score = NEW.score) THEN
-            RAISE EXCEPTION 'rollout %: the score is the evaluator''s or none', NEW.rollout_key USING ERRCODE = 'RB001';
-        END IF;
-        IF NEW.reward_mode <> (SELECT contract ->> 'reward_mode' FROM batch WHERE batch_id = row_.batch_id) THEN
-            RAISE EXCEPTION 'rollout %: reward_mode is the contract''s', NEW.rollout_key USING ERRCODE = 'RB001';
-        END IF;
+    SELECT contract -> 'policy' ->> 'kind' AS kind, contract ->> 'reward_mode' AS reward_mode INTO batch_
+    FROM batch WHERE batch_id = row_.batch_id;
+    IF (NEW.closed_by = 'import') <> coalesce(batch_.kind = 'imported', false) THEN
+        RAISE EXCEPTION 'rollout %: ends are imported exactly into batches that ran elsewhere', NEW.rollout_key
+            USING ERRCODE = 'RB001';
     END IF;
-    IF NEW.selected AND NOT NEW.runtime_eligible AND row_.selected_attempt IS NOT NULL AND (
+    IF NEW.closed_by <> 'import' AND NEW.reward_mode IS DISTINCT FROM batch_.reward_mode THEN
+        RAISE EXCEPTION 'rollout %: reward_mode is the contract''s', NEW.rollout_key USING ERRCODE = 'RB001';
+    END IF;
+    IF NEW.closed_by <> 'import' AND NEW.score IS DISTINCT FROM (
+        SELECT score FROM evaluation WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index) THEN
+        -- also when it is kept silent: an attempt whose score is known is not tried again as if it were not
+        RAISE EXCEPTION 'rollout %: the score is the evaluator''s or none', NEW.rollout_key USING ERRCODE = 'RB001';
+    END IF;
+    keeps_selection := NOT NEW.runtime_eligible AND row_.selected_attempt IS NOT NULL AND coalesce((
         SELECT admitted FROM admission WHERE rollout_key = NEW.rollout_key
             AND attempt_index = row_.selected_attempt AND scope = 'runtime'
-        ORDER BY decision_index DESC LIMIT 1) THEN
+        ORDER BY decision_index DESC LIMIT 1), false);
+    IF NEW.selected AND keeps_selection THEN
         RAISE EXCEPTION 'rollout %: a masked attempt is not selected over an admitted one', NEW.rollout_key
+            USING ERRCODE = 'RB001';
+    END IF;
+    IF NOT NEW.selected AND NOT keeps_selection AND NEW.closed_by <> 'claim' THEN
+        RAISE EXCEPTION 'rollout %: attempt % is the newest to end, it is selected', NEW.rollout_key, NEW.attempt_index
+            USING ERRCODE = 'RB001', HINT = 'an older score is not kept because it is the better one';
+    END IF;
+    RETURN NEW;
+END $$;
+
+-- How the policy or the step limit ended an attempt is what the call that decided its last step says.
+CREATE OR REPLACE FUNCTION guard_outcome_said() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    last_ record;
+BEGIN
+    IF NEW.closed_by <> 'episode' OR (NEW.terminal_action IS NULL AND NEW.policy_stop_reason IS NULL
+        AND NOT NEW.environment_done AND NOT NEW.horizon_reached) THEN
+        RETURN NEW;
+    END IF;
+    SELECT step, terminal_action, policy_stop_reason INTO last_ FROM model_call
+    WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index
+        AND (accepted OR policy_stop_reason IS NOT NULL)
+    ORDER BY step DESC LIMIT 1;
+    IF (last_.step, last_.terminal_action, last_.policy_stop_reason)
+        IS DISTINCT FROM (NEW.steps, NEW.terminal_action, NEW.policy_stop_reason) THEN
+        RAISE EXCEPTION 'rollout %: attempt % did not end so: its last model call decided step %: %',
+            NEW.rollout_key, NEW.attempt_index, coalesce(last_.step, 0),
+            coalesce(last_.terminal_action, last_.policy_stop_reason, 'go on') USING ERRCODE = 'RB001';
+    END IF;
+    IF NEW.horizon_reached AND NEW.steps IS DISTINCT FROM (
+        SELECT (contract -> 'limits' ->> 'max_steps')::integer FROM batch JOIN rollout USING (batch_id)
+        WHERE rollout_key = NEW.rollout_key) THEN
+        RAISE EXCEPTION 'rollout %: % steps are not the contract''s step limit', NEW.rollout_key, NEW.steps
             USING ERRCODE = 'RB001';
     END IF;
     RETURN NEW;
 END $$;
 
-CREATE OR REPLACE FUNCTION guard_admission() RETURNS trigger LANGUAGE plpgsql AS $$
+-- SECURITY DEFINER: nobody but this trigger may count decisions.
+CREATE OR REPLACE FUNCTION guard_admission() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     newest integer;
 BEGIN
@@ -214,6 +278,73 @@ BEGIN
     END IF;
     -- the count is kept so that a decision that was deleted behind the guards' back is missed
     UPDATE rollout SET decisions = decisions + 1 WHERE rollout_key = NEW.rollout_key;
+    RETURN NEW;
+END $$;
+
+-- A decision bears the name of who decided: one of the ledger's own policies is what that policy says, and the first
+-- one on an end is its classification.
+CREATE OR REPLACE FUNCTION guard_admission_policy() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    ended record;
+BEGIN
+    SELECT runtime_eligible AS eligible, runtime_admission_reason AS reason, runtime_admission_policy_id AS policy_id,
+        closed_by INTO ended
+    FROM outcome WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index;
+    IF NOT FOUND THEN
+        RETURN NEW;  -- the foreign key refuses it: an open attempt has nothing to decide upon
+    END IF;
+    IF NEW.scope = 'runtime' AND NEW.decision_index = 1 THEN
+        IF (NEW.admitted, NEW.reason, NEW.policy_id, NEW.decided_by)
+            IS DISTINCT FROM (ended.eligible, ended.reason, ended.policy_id, ended.closed_by) THEN
+            RAISE EXCEPTION 'rollout %: the first runtime decision is the classification of the end', NEW.rollout_key
+                USING ERRCODE = 'RB001', HINT = 'another opinion is a second decision, with a reason';
+        END IF;
+        RETURN NEW;
+    END IF;
+    IF NEW.decided_by IN ('episode', 'claim', 'cancel', 'reconcile', 'import')
+        AND (NEW.decision_index > 1 OR NEW.decided_by <> ended.closed_by) THEN
+        RAISE EXCEPTION 'rollout %: % decides when an attempt ends and never again', NEW.rollout_key, NEW.decided_by
+            USING ERRCODE = 'RB001', HINT = 'decided_by: say who decides now';
+    END IF;
+    IF (CASE NEW.policy_id
+        WHEN 'osworld-runtime-admission-v1' THEN (NEW.scope, NEW.admitted, NEW.reason)
+            IS DISTINCT FROM ('runtime', ended.eligible, ended.reason)
+        WHEN 'exclude-in-doubt-v1' THEN NEW.scope <> 'runtime' OR NEW.admitted AND (NOT ended.eligible OR EXISTS (
+            SELECT FROM turn WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index
+                AND in_doubt > 0))
+        WHEN 'rollbook-training-admission-v1' THEN NEW.scope <> 'training'
+        WHEN 'rollbook-exact-training-admission-v1' THEN NEW.scope <> 'training' OR NEW.admitted AND NOT (
+            SELECT count(*) > 0 AND count(*) = count(tokens_sha256) FROM model_call
+            WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index AND completed)
+        ELSE NEW.policy_id IN ('legacy-mask-sample-v1', 'rollbook-reconciliation-v1') END)
+    THEN
+        RAISE EXCEPTION 'rollout %: that is not what policy % says', NEW.rollout_key, NEW.policy_id
+            USING ERRCODE = 'RB001', HINT = 'policy_id: a decision by hand has one of its own';
+    END IF;
+    RETURN NEW;
+END $$;
+
+-- Leases ------------------------------------------------------------------------------------------------------
+
+-- What a desktop is, is known once; a stopped one is never used again.
+CREATE OR REPLACE FUNCTION guard_sandbox() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF OLD.state = 'stopped' THEN
+        RAISE EXCEPTION 'sandbox %: it was stopped, that is its end', OLD.sandbox_key USING ERRCODE = 'RB001';
+    END IF;
+    IF NEW.state = 'intended' AND OLD.state <> 'intended' THEN
+        RAISE EXCEPTION 'sandbox %: it was started already', OLD.sandbox_key USING ERRCODE = 'RB001';
+    END IF;
+    IF (NEW.sandbox_key, NEW.deployment_id, NEW.provider, NEW.rollout_key, NEW.attempt_index, NEW.created_at)
+        IS DISTINCT FROM
+        (OLD.sandbox_key, OLD.deployment_id, OLD.provider, OLD.rollout_key, OLD.attempt_index, OLD.created_at)
+        OR NEW.sandbox_id IS DISTINCT FROM coalesce(OLD.sandbox_id, NEW.sandbox_id)
+        OR NEW.nonce IS DISTINCT FROM coalesce(OLD.nonce, NEW.nonce)
+        OR NEW.isolation IS DISTINCT FROM coalesce(OLD.isolation, NEW.isolation)
+        OR NEW.started_at IS DISTINCT FROM coalesce(OLD.started_at, NEW.started_at) THEN
+        RAISE EXCEPTION 'sandbox %: a lease never becomes that of another desktop', OLD.sandbox_key
+            USING ERRCODE = 'RB001';
+    END IF;
     RETURN NEW;
 END $$;
 
@@ -269,6 +400,7 @@ CREATE OR REPLACE TRIGGER batch_kept BEFORE DELETE OR TRUNCATE ON batch EXECUTE 
 CREATE OR REPLACE TRIGGER rollout_new BEFORE INSERT ON rollout FOR EACH ROW EXECUTE FUNCTION guard_new_rollout();
 CREATE OR REPLACE TRIGGER rollout_guard BEFORE UPDATE ON rollout FOR EACH ROW EXECUTE FUNCTION guard_rollout();
 CREATE OR REPLACE TRIGGER rollout_kept BEFORE DELETE OR TRUNCATE ON rollout EXECUTE FUNCTION refuse_change();
+CREATE OR REPLACE TRIGGER sandbox_guard BEFORE UPDATE ON sandbox FOR EACH ROW EXECUTE FUNCTION guard_sandbox();
 CREATE OR REPLACE TRIGGER sandbox_kept BEFORE DELETE OR TRUNCATE ON sandbox EXECUTE FUNCTION refuse_change();
 
 CREATE OR REPLACE TRIGGER rerun_request_guard BEFORE INSERT ON rerun_request
@@ -280,7 +412,11 @@ CREATE OR REPLACE TRIGGER evaluation_guard BEFORE INSERT ON evaluation FOR EACH 
 CREATE OR REPLACE TRIGGER evaluation_guard_task BEFORE INSERT ON evaluation
     FOR EACH ROW EXECUTE FUNCTION guard_evaluation();
 CREATE OR REPLACE TRIGGER outcome_guard BEFORE INSERT ON outcome FOR EACH ROW EXECUTE FUNCTION guard_outcome();
+CREATE OR REPLACE TRIGGER outcome_guard_said BEFORE INSERT ON outcome
+    FOR EACH ROW EXECUTE FUNCTION guard_outcome_said();
 CREATE OR REPLACE TRIGGER admission_guard BEFORE INSERT ON admission FOR EACH ROW EXECUTE FUNCTION guard_admission();
+CREATE OR REPLACE TRIGGER admission_guard_policy BEFORE INSERT ON admission
+    FOR EACH ROW EXECUTE FUNCTION guard_admission_policy();
 
 DO $$
 DECLARE
@@ -312,3 +448,19 @@ CREATE CONSTRAINT TRIGGER outcome_whole AFTER INSERT ON outcome
 DROP TRIGGER IF EXISTS rerun_taken_up ON rerun_request;
 CREATE CONSTRAINT TRIGGER rerun_taken_up AFTER INSERT ON rerun_request
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION rerun_is_taken_up();
+
+-- Names ---------------------------------------------------------------------------------------------------------
+
+-- A trigger runs with the search_path of whoever fires it, and there temporary tables come first.
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['refuse_change', 'guard_batch', 'guard_new_rollout', 'guard_rollout',
+        'guard_rerun_request', 'guard_attempt', 'guard_evidence', 'guard_evaluation', 'guard_outcome',
+        'guard_outcome_said', 'guard_admission', 'guard_admission_policy', 'guard_sandbox', 'attempt_is_current',
+        'outcome_is_whole', 'rerun_is_taken_up', 'seal_row']
+    LOOP
+        EXECUTE format('ALTER FUNCTION %I() SET search_path = %I, pg_temp', name, current_schema());
+    END LOOP;
+END $$;

@@ -137,6 +137,13 @@ WITH scored AS (
     FROM rerun_request JOIN rollout USING (rollout_key)
     CROSS JOIN LATERAL (VALUES (rollout.domain), ('(all)')) AS part (domain)
     GROUP BY batch_id, part.domain
+), known AS (  -- in the words of the index outcome_evaluated_then_closed_idx
+    SELECT batch_id, part.domain, count(*) AS evaluated_then_closed
+    FROM outcome JOIN rollout USING (rollout_key)
+    CROSS JOIN LATERAL (VALUES (rollout.domain), ('(all)')) AS part (domain)
+    WHERE evaluation_completed AND infrastructure_failure_reason IS NOT NULL
+        AND (closed_by IN ('claim', 'cancel', 'reconcile') OR next_state <> 'final')
+    GROUP BY batch_id, part.domain
 )
 SELECT batch_id, domain, planned, admitted, masked, binary_success_count,
        binary_success_count::float8 / planned AS binary_success_rate_of_planned,
@@ -147,8 +154,9 @@ SELECT batch_id, domain, planned, admitted, masked, binary_success_count,
        wilson_high(binary_success_count, planned) AS wilson_high_of_planned,
        wilson_low(binary_success_count, admitted) AS wilson_low_of_admitted,
        wilson_high(binary_success_count, admitted) AS wilson_high_of_admitted,
-       attempts, coalesce(reruns, 0) AS reruns, coalesce(superseded, 0) AS superseded
-FROM scored LEFT JOIN again USING (batch_id, domain)
+       attempts, coalesce(reruns, 0) AS reruns, coalesce(superseded, 0) AS superseded,
+       coalesce(evaluated_then_closed, 0) AS evaluated_then_closed
+FROM scored LEFT JOIN again USING (batch_id, domain) LEFT JOIN known USING (batch_id, domain)
 ORDER BY batch_id, domain_rank(domain), domain;
 COMMENT ON VIEW scoreboard IS 'scores per batch and domain, over both denominators, with 95 % Wilson intervals';
 

@@ -1,9 +1,10 @@
 """What happened: attempts, their ends, evaluations, admission decisions, and the leases of desktops."""
 
 from sqlalchemy import Boolean, Column, Computed, ForeignKey, Index, Table, UniqueConstraint, Uuid
+from sqlalchemy import text as text_
 
-from models.admission import LEGACY_POLICY, Scope
-from models.outcome import POLICY_STOPS, Infra
+from models.admission import LEGACY_POLICY, RECONCILED_POLICY, RUNTIME_POLICY, Scope
+from models.outcome import POLICY_STOPS, RETRYABLE, Infra
 from rollbook.ledger.tables.base import (
     Jsonb,
     Time,
@@ -38,6 +39,23 @@ ELIGIBLE = """(infrastructure_failure_reason IS NULL AND evaluation_completed AN
 REWARD = "CASE WHEN reward_mode = 'raw' THEN score WHEN score >= 1 THEN 1 WHEN score IS NOT NULL THEN 0 END"
 
 LEGACY = f"runtime_admission_policy_id = '{LEGACY_POLICY}'"
+
+OUTSIDE = {"claim": Infra.SUPERSEDED, "cancel": Infra.CANCELLED, "reconcile": Infra.RECONCILED}
+"""Who ends an attempt from outside, and the one reason that they may give."""
+
+_OUTSIDE_REASON = " ".join(f"WHEN '{closer}' THEN '{reason}'" for closer, reason in OUTSIDE.items())
+
+EARNS_MORE = (
+    *(reason for reason in Infra if reason in RETRYABLE),
+    Infra.EVALUATOR_ERROR,
+    Infra.SETUP_FAILED,
+    Infra.SUPERSEDED,
+)
+"""Reasons after which another attempt may be due (`models.outcome.earns_new_attempt`, and a claim)."""
+
+EVALUATED_THEN_CLOSED = """evaluation_completed AND infrastructure_failure_reason IS NOT NULL
+    AND (closed_by IN ('claim', 'cancel', 'reconcile') OR next_state <> 'final')"""
+"""The score was known, and yet the attempt does not count and another one may: audit and scoreboard count those."""
 
 attempt = Table(
     "attempt",
@@ -159,8 +177,29 @@ outcome = Table(
     check("outcome_counts", "steps >= 0 AND turns >= 0 AND model_calls >= 0 AND evaluations IN (0, 1)"),
     check("outcome_closed_by", one_of("closed_by", ("episode", "claim", "cancel", "reconcile", "import"))),
     check("outcome_next_state", one_of("next_state", ("final", "running", "waiting"))),
+    check(
+        "outcome_closed_from_outside",
+        f"closed_by IN ('episode', 'import') OR infrastructure_failure_reason IS NOT DISTINCT FROM"
+        f" CASE closed_by {_OUTSIDE_REASON} END",
+    ),
+    check(
+        "outcome_another_attempt",
+        f"next_state = 'final' OR coalesce({one_of('infrastructure_failure_reason', EARNS_MORE)}, false)",
+    ),
+    check(
+        "outcome_policy_of_closer",
+        f"runtime_admission_policy_id = '{RUNTIME_POLICY}' AND closed_by IN ('episode', 'claim', 'import')"
+        f" OR runtime_admission_policy_id = '{RECONCILED_POLICY}' AND closed_by IN ('cancel', 'reconcile')"
+        f" OR {LEGACY} AND closed_by = 'import'",
+    ),
     check("outcome_final_is_selectable", "closed_by <> 'claim' OR (next_state = 'running' AND NOT selected)"),
     comment="the end of an attempt: facts, classification, score",
+)
+Index(
+    "outcome_evaluated_then_closed_idx",
+    outcome.c.rollout_key,
+    outcome.c.attempt_index,
+    postgresql_where=text_(EVALUATED_THEN_CLOSED),
 )
 
 admission = Table(

@@ -1,7 +1,9 @@
 """What was seen, said and done, step by step. The bytes are artifacts."""
 
-from sqlalchemy import Boolean, Column, ForeignKey, Table
+from sqlalchemy import Boolean, Column, ForeignKey, Index, Table
+from sqlalchemy import text as text_
 
+from models.outcome import POLICY_STOPS
 from rollbook.ledger.tables.base import (
     Jsonb,
     Time,
@@ -16,6 +18,16 @@ from rollbook.ledger.tables.base import (
     text,
     to_attempt,
 )
+
+FAILURE_KINDS = (
+    "context_overflow",
+    "transport_error",
+    "output_truncated",
+    "empty_response",
+    "unparseable",
+    "model_timeout",
+)
+"""How a model call can fail: the kinds of upstream contract §1.6, and the deadline of one call."""
 
 
 def _artifact(name: str, comment: str, *, null: bool = True) -> Column[str]:
@@ -77,7 +89,15 @@ model_call = Table(
     to_attempt(),
     check("model_call_numbers", "step >= 1 AND parse_attempt >= 1"),
     check("model_call_actions", "jsonb_typeof(actions) = 'array'"),
+    check(
+        "model_call_actions_are_text",
+        """NOT jsonb_path_exists(actions, 'strict $[*] ? (@.type() != "string")', '{}', true)""",
+    ),
     check("model_call_terminal", one_of("terminal_action", ("DONE", "FAIL"))),
+    check("model_call_terminal_is_accepted", "terminal_action IS NULL OR accepted"),
+    check("model_call_stop_vocabulary", one_of("policy_stop_reason", POLICY_STOPS)),
+    check("model_call_failure_vocabulary", one_of("failure_kind", FAILURE_KINDS)),
+    check("model_call_tokens", "prompt_tokens >= 0 AND completion_tokens >= 0"),
     check("model_call_policy_kind", not_blank("policy_kind")),
     check(
         "model_call_stop_alone",
@@ -86,4 +106,14 @@ model_call = Table(
     check("model_call_accepted", "NOT accepted OR (completed AND parse_error IS NULL)"),
     check("model_call_latency", "latency_s IS NULL OR (latency_s >= 0 AND latency_s < 'Infinity')"),
     comment="one call of the policy, committed before it is acted upon",
+)
+DECIDES = "accepted OR policy_stop_reason IS NOT NULL"
+"""A call that is acted upon, or ends the episode by the policy's own output: one per step."""
+Index(
+    "model_call_decides_idx",
+    model_call.c.rollout_key,
+    model_call.c.attempt_index,
+    model_call.c.step,
+    unique=True,
+    postgresql_where=text_(DECIDES),
 )
