@@ -5,21 +5,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 
 from rollbook.errors import LedgerConflict
 from rollbook.ledger import Ledger, tables
 from rollbook.ledger.engine import transaction
+from tests.integration.attackkit import HONEST, OUTCOME, admission, attack
 from tests.integration.ledgerkit import Kit, behind_the_guards, make_tasks, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
-
-@pytest.fixture(scope="module")
-async def worker(ledger_url: str) -> AsyncIterator[Ledger]:
-    ledger = Ledger.connect(ledger_url, role="rollbook_worker")
-    yield ledger
-    await ledger.aclose()
+pytest_plugins = ("tests.integration.ledger_fixtures", "tests.integration.attackkit")
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +33,10 @@ async def victim(worker: Ledger) -> Kit:
     await kit.claim(keys[1])
     await kit.end(keys[1], 1, "run-1", infrastructure_failure_reason="timeout")
     await kit.claim(keys[2], "run-1")
+    for step in range(4):
+        await kit.step(keys[2], 1, "run-1", step, "DONE" if step == 3 else None)
     await kit.evaluate(keys[2], 1, "run-1", 0.25)
     return kit
-
-
-async def attack(ledger: Ledger, statement: str) -> str:
-    """The refusal of a statement; fails when it is accepted."""
-    with pytest.raises(DBAPIError) as error:
-        async with ledger.engine.begin() as conn:
-            await conn.execute(text(statement))
-    return str(error.value.orig)
 
 
 @pytest.mark.parametrize("table", [table.name for table in tables.INSERT_ONLY])
@@ -71,35 +59,19 @@ async def test_planned_rows_and_leases_are_never_deleted(victim: Kit, ledger: Le
 ROLLOUT = "(SELECT rollout_key FROM rollout WHERE batch_id = 'victim' ORDER BY plan_order OFFSET {} LIMIT 1)"
 ADMITTED, MASKED, OPEN, WAITING = (ROLLOUT.format(number) for number in range(4))
 
-OUTCOME = """
-    INSERT INTO outcome (rollout_key, attempt_index, evaluation_completed, infrastructure_failure_reason,
-        terminal_action, environment_done, horizon_reached, policy_stop_reason, guest_failed, steps,
-        termination_reason, runtime_eligible, runtime_admission_reason, runtime_admission_policy_id, score, reward,
-        reward_mode, closed_by, selected, next_state, turns, model_calls, evaluations, row_digest)
-    SELECT {key}, {attempt}, {evaluated}, {infra}, {action}, {done}, {horizon}, {stop}, false, {steps}, {termination},
-        {eligible}, {reason}, {policy}, {score}, {reward}, {mode}, {closed_by}, {selected}, {next}, 0, 0, 1, ''
-"""
-HONEST = {
-    "key": OPEN,
-    "attempt": "1",
-    "evaluated": "true",
-    "infra": "NULL",
-    "action": "'DONE'",
-    "done": "false",
-    "horizon": "false",
-    "stop": "NULL",
-    "steps": "3",
-    "termination": "'agent_done'",
-    "eligible": "true",
-    "reason": "'valid_evaluated_outcome'",
-    "policy": "'osworld-runtime-admission-v1'",
-    "score": "0.25",
-    "reward": "0",
-    "mode": "'binary'",
-    "closed_by": "'episode'",
-    "selected": "true",
-    "next": "'final'",
+LEGACY = {"policy": "'legacy-mask-sample-v1'", "termination": "'agent_won'", "reason": "'agent_won'", "action": "NULL"}
+SILENT = {
+    "evaluated": "false",
+    "infra": "'sandbox_lost'",
+    "action": "NULL",
+    "termination": "'sandbox_lost'",
+    "eligible": "false",
+    "reason": "'sandbox_lost'",
+    "score": "NULL",
+    "reward": "NULL",
+    "next": "'waiting'",
 }
+"""The evaluation says 0.25, the end says that nothing was evaluated and that another attempt is due."""
 
 
 @pytest.mark.parametrize(
@@ -118,25 +90,58 @@ HONEST = {
             {"infra": "'bad luck'", "termination": "'bad luck'", "eligible": "false", "reason": "'bad luck'"},
             "vocabulary",
         ),
-        ({"action": "'WIN'"}, "outcome_terminal_vocabulary"),
-        ({"stop": "'model_response_empty'"}, "outcome_"),
-        ({"horizon": "true"}, "outcome_horizon_excludes"),
+        ({"action": "'WIN'"}, "did not end so"),
+        ({"action": "'FAIL'", "termination": "'agent_fail'"}, "did not end so"),
+        ({"steps": "2"}, "did not end so"),
+        ({"steps": "4"}, "did not end so"),
+        ({"stop": "'model_response_empty'"}, "did not end so"),
+        (
+            {"action": "NULL", "stop": "'model_response_empty'", "termination": "'model_response_empty'"},
+            "did not end so",
+        ),
+        ({"horizon": "true"}, "not the contract's step limit"),
+        ({"action": "NULL", "horizon": "true", "termination": "'max_steps'", "steps": "0"}, "did not end so"),
+        ({"action": "NULL", "horizon": "true", "termination": "'max_steps'", "steps": "15"}, "did not end so"),
+        ({"action": "NULL", "done": "true", "termination": "'environment_done'"}, "did not end so"),
         ({"action": "NULL", "termination": "'max_steps'"}, "outcome_"),
         ({"termination": "'agent_fail'"}, "outcome_termination"),
         ({"eligible": "false", "reason": "'agent_done'"}, "outcome_eligibility"),
         ({"reason": "' '"}, "outcome_"),
-        ({"policy": "''"}, "outcome_reasons_not_blank"),
-        ({"steps": "-1"}, "outcome_counts"),
+        ({"policy": "''"}, "outcome_policy_of_closer"),
+        ({"policy": "'legacy-mask-sample-v1'"}, "outcome_policy_of_closer"),
+        ({"policy": "'rollbook-reconciliation-v1'"}, "outcome_policy_of_closer"),
+        (LEGACY, "outcome_policy_of_closer"),
+        (LEGACY | {"closed_by": "'import'"}, "imported exactly into batches that ran elsewhere"),
+        ({"closed_by": "'import'"}, "imported exactly into batches that ran elsewhere"),
+        (SILENT, "the score is the evaluator's or none"),
+        (SILENT | {"closed_by": "'cancel'"}, "the score is the evaluator's or none"),
+        (SILENT | {"evaluated": "true"}, "the score is the evaluator's or none"),
+        ({"closed_by": "'cancel'"}, "outcome_closed_from_outside"),
+        ({"closed_by": "'reconcile'"}, "outcome_closed_from_outside"),
+        ({"next": "'waiting'"}, "outcome_another_attempt"),
+        ({"next": "'running'"}, "outcome_another_attempt"),
+        (
+            {
+                "infra": "'timeout'",
+                "termination": "'timeout'",
+                "eligible": "false",
+                "reason": "'timeout'",
+                "next": "'running'",
+            },
+            "outcome_another_attempt",
+        ),
+        ({"selected": "false"}, "the newest to end, it is selected"),
+        ({"steps": "-1"}, "did not end so"),
         ({"attempt": "2"}, "not the newest"),
         ({"key": ADMITTED}, "outcome_pkey|not the newest|the score"),
         ({"key": WAITING}, "not the newest|violates|outcome_pkey|the score"),
-        ({"closed_by": "'claim'"}, "outcome_final_is_selectable"),
+        ({"closed_by": "'claim'"}, "outcome_closed_from_outside"),
         ({}, "ended without the rollout becoming final"),
     ],
 )
 async def test_prettified_outcomes(victim: Kit, ledger: Ledger, changes: dict[str, str], refusal: str) -> None:
     for attacker in (victim.ledger, ledger):
-        assert re.search(refusal, await attack(attacker, OUTCOME.format(**(HONEST | changes))))
+        assert re.search(refusal, await attack(attacker, OUTCOME.format(**(HONEST | {"key": OPEN} | changes))))
     await victim.clean()
 
 
@@ -144,7 +149,7 @@ async def test_prettified_outcomes(victim: Kit, ledger: Ledger, changes: dict[st
 async def test_numbers_that_are_no_score_are_refused_even_without_triggers(
     victim: Kit, ledger: Ledger, score: str
 ) -> None:
-    said = OUTCOME.format(**(HONEST | {"score": score, "reward": "1"}))
+    said = OUTCOME.format(**(HONEST | {"key": OPEN, "score": score, "reward": "1"}))
     with pytest.raises(IntegrityError, match=r"outcome_(score_range|reward_of_score)"):
         await behind_the_guards(ledger, said)
     evaluation = (
@@ -169,7 +174,6 @@ async def test_numbers_that_are_no_score_are_refused_even_without_triggers(
         (f"UPDATE rollout SET current_attempt = 2 WHERE rollout_key = {ADMITTED}", "the newest attempt"),
         (f"UPDATE rollout SET selected_attempt = NULL WHERE rollout_key = {ADMITTED}", "older attempt"),
         (f"UPDATE rollout SET selected_attempt = 1 WHERE rollout_key = {OPEN}", "did not end as the selected"),
-        (f"UPDATE rollout SET decisions = 0 WHERE rollout_key = {ADMITTED}", "one by one"),
     ],
 )
 async def test_resurrection(victim: Kit, ledger: Ledger, statement: str, refusal: str) -> None:
@@ -193,10 +197,6 @@ ATTEMPT = """
     INSERT INTO attempt (rollout_key, attempt_index, workflow_id, run_id, claim, execution_id, trajectory_rollout_id,
         row_digest) SELECT {}, {}, 'w', 'zombie', 1, gen_random_uuid(), 'r', ''
 """
-ADMISSION = """
-    INSERT INTO admission (rollout_key, attempt_index, scope, decision_index, admitted, policy_id, reason, decided_by,
-        row_digest) SELECT {}, {}, {}, {}, {}, 'p', 'because', 'me', ''
-"""
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ ADMISSION = """
         (ATTEMPT.format(OPEN, 1), "the next attempt is 2"),
         (ATTEMPT.format(WAITING, 2), "the next attempt is 1"),
         (ATTEMPT.format(WAITING, 1), "without becoming the current one"),
-        (ADMISSION.format(MASKED, 1, "'runtime'", 2, "true"), "was not evaluated"),
-        (ADMISSION.format(ADMITTED, 1, "'runtime'", 1, "false"), "the next decision is 2"),
-        (ADMISSION.format(ADMITTED, 1, "'runtime'", 7, "false"), "the next decision is 2"),
-        (ADMISSION.format(ADMITTED, 1, "'training'", 1, "true"), "never trainable"),
-        (ADMISSION.format(ADMITTED, 1, "'other'", 1, "false"), "admission_scope"),
-        (ADMISSION.format(OPEN, 1, "'runtime'", 1, "false"), "foreign key"),
+        (admission(MASKED, 1, "runtime", 2, "true"), "was not evaluated"),
+        (admission(ADMITTED, 1, "runtime", 1, "false"), "the next decision is 2"),
+        (admission(ADMITTED, 1, "runtime", 7, "false"), "the next decision is 2"),
+        (admission(ADMITTED, 1, "training", 1, "true"), "never trainable"),
+        (admission(ADMITTED, 1, "other", 1, "false"), "admission_scope"),
+        (admission(OPEN, 1, "runtime", 1, "false"), "foreign key"),
         (
             "INSERT INTO evaluation (rollout_key, attempt_index, completed, score, guest_failed, task_digest, "
             f"row_digest) SELECT {ADMITTED}, 1, true, 1, false, 'x', ''",
