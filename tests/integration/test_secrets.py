@@ -303,8 +303,9 @@ async def test_the_exports_hold_none(planted: Planted, arguments: tuple[str, ...
 async def test_the_evidence_holds_none_and_is_still_proven(planted: Planted) -> None:
     code, proof = await rollbook(planted, "evidence", "verify", "secrets-right/os/t000/0", "--json")
     assert code == 0, proof
-    code, trace = await rollbook(planted, "evidence", "trace", "secrets-right/os/t000/0")
+    code, trace = await rollbook(planted, "evidence", "trace", "secrets-right/os/t000/0", "--full")
     assert code == 0, trace
+    assert "trajectory_model_calls" in trace
     assert MARK in trace
     assert hits(proof + trace) == []
 
