@@ -6,7 +6,7 @@ SHELL := /bin/bash
 export PYTHON
 ROLLBOOK := .venv/bin/rollbook
 
-.PHONY: help setup python demo up down test lint format bench bench-ledger rehearsal clean
+.PHONY: help setup python demo up down test lint format bench bench-ledger rehearsal histories clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ bench-ledger: python ## measure the ledger alone: 100,000 rollouts, and its view
 
 rehearsal: python ## run the whole test_nogdrive set without desktops while the servers are killed in turn
 	@.venv/bin/python -m tests.rehearsal $(ARGS)
+
+histories: setup ## record the histories that the replay test replays, on real desktops
+	@.venv/bin/python -m tests.record_histories
 
 clean: down ## remove what setup and the tools made in this directory (not the ledger: that is in the state directory)
 	rm -rf .venv .venv-osworld build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

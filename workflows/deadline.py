@@ -55,6 +55,11 @@ class Deadline:
                 raise DeadlineReached from failure
             raise
 
-    def stop(self) -> None:
-        """Forget the timer."""
+    async def stop(self) -> None:
+        """Forget the timer; returns when that is done.
+
+        How many turns of the loop a cancel takes differs between versions of Python: a command that overtook it on one
+        of them could not be replayed on another.
+        """
         self._alarm.cancel()
+        await workflow.wait([self._alarm])

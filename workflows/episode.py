@@ -42,7 +42,7 @@ class Episode:
 
     @workflow.run
     async def run(self, start: EpisodeStart) -> EpisodeResult:
-        n, cancelled = 0, False
+        n, cancelled, anew = 0, False, False
         while True:
             n += 1
             try:
@@ -51,7 +51,15 @@ class Episode:
                 cancelled = cancelled or cut
                 if claimed.status != "claimed":
                     return _not_due(start, claimed, n - 1, cancelled)
-                finalized, cancelled = await self._attempt(start, claimed, cancelled)
+                try:
+                    finalized, cancelled = await self._attempt(start, claimed, cancelled)
+                except Superseded:
+                    if anew:
+                        raise
+                    # After a reset the attempt is the former run's: a claim of our own closes it. A run that was really
+                    # overtaken is refused that claim.
+                    anew, cancelled = True, cancelled or workflow.cancellation_reason() is not None
+                    continue
             except Superseded:
                 return EpisodeResult(rollout_key=start.rollout_key, status="superseded", attempts=n)
             except Failure as failure:
@@ -123,7 +131,7 @@ class Episode:
         except Failure as failure:
             story.fail(failure.reason, failure.detail, failure.guest_failed)
         finally:
-            deadline.stop()
+            await deadline.stop()
         if story.observation is not None and story.desktop_usable:
             await self._evaluate(call, story)
 

@@ -1,12 +1,13 @@
 """The Episode workflow on fake activities: what it calls, in which order, and what it tells the ledger."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from temporalio.testing import WorkflowEnvironment
 
 from models import attributes, names
-from models.episode import Acted, Claimed, Decision, EpisodeResult
+from models.episode import Acted, AttemptRef, Claimed, ClaimRequest, Decision, EpisodeResult, Evaluated
 from tests.doubles.fake_activities import FakeActivities, fails
 from tests.integration import episodekit
 from tests.integration.episodekit import BEGIN, CLICK, END, SCORE, begin, play
@@ -126,14 +127,57 @@ async def test_the_temporal_ui_can_filter_by_outcome(env: WorkflowEnvironment, f
     assert (found[attributes.ATTEMPT], found[attributes.STEPS]) == (1, 2)
 
 
-@pytest.mark.parametrize("activity", [names.CLAIM, *BEGIN[1:], names.DECIDE, names.ACT, *SCORE, names.FINALIZE])
+FENCED_AT = [*BEGIN[1:], names.DECIDE, names.ACT, *SCORE, names.FINALIZE]
+
+
+async def test_a_claim_that_is_refused_ends_the_run(env: WorkflowEnvironment, fakes: FakeActivities) -> None:
+    fakes.on[names.CLAIM] = fails(names.FENCED)
+    result = await play(env, fakes)
+    assert (result.status, result.attempts) == ("superseded", 1)
+    assert fakes.log == [names.CLAIM]
+
+
+@pytest.mark.parametrize("activity", FENCED_AT)
 async def test_a_run_that_was_overtaken_cleans_up_and_says_nothing(
     env: WorkflowEnvironment, fakes: FakeActivities, activity: str
 ) -> None:
+    """It asks once whether the rollout is still its to try, and the ledger says no."""
+
+    async def first_only(request: ClaimRequest) -> Claimed:
+        return fakes.claimed(1) if request.n == 1 else await fails(names.FENCED)(request)
+
     fakes.on[activity] = fakes.on[names.FINALIZE] = fails(names.FENCED)
+    fakes.on[names.CLAIM] = first_only
     result = await play(env, fakes)
     assert (result.status, result.termination_reason, result.admitted) == ("superseded", None, False)
-    claimed = activity != names.CLAIM
-    assert fakes.count(names.STOP_SANDBOX) == int(claimed)
-    assert fakes.count(names.CLAIM) == 1
+    assert fakes.count(names.STOP_SANDBOX) == 1
+    assert fakes.count(names.CLAIM) == 2
     assert (names.EVALUATE in fakes.log) is (activity in (names.EVALUATE, names.FINALIZE))
+
+
+@pytest.mark.parametrize("activity", FENCED_AT)
+async def test_a_run_whose_attempt_is_anothers_claims_one_of_its_own(
+    env: WorkflowEnvironment, fakes: FakeActivities, activity: str
+) -> None:
+    """What `temporal workflow reset` leaves: the history holds the claim of a run that is gone."""
+
+    def of_another_run(done: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        async def work(request: Any) -> Any:
+            attempt = request if isinstance(request, AttemptRef) else request.attempt
+            return await fails(names.FENCED)(request) if attempt.attempt_index == 1 else done(request)
+
+        return work
+
+    usual = {
+        names.START_SANDBOX: fakes.desk,
+        names.OBSERVE: lambda request: fakes.seen(),
+        names.DECIDE: lambda request: fakes.decisions[min(request.step, len(fakes.decisions)) - 1],
+        names.ACT: lambda request: fakes.acted(),
+        names.EVALUATE: lambda request: Evaluated(completed=True, score=1.0),
+        names.FINALIZE: fakes.finalized,
+    }
+    fakes.on |= {name: of_another_run(usual.get(name, lambda request: None)) for name in (activity, names.FINALIZE)}
+    result = await play(env, fakes)
+    assert (result.status, result.termination_reason, result.admitted) == ("final", "agent_done", True)
+    assert [request.n for request in fakes.requests[names.CLAIM]] == [1, 2]
+    assert [attempt.attempt_index for attempt in fakes.requests[names.STOP_SANDBOX]] == [1, 2]
