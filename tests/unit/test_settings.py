@@ -25,7 +25,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_defaults_need_no_configuration() -> None:
     settings = load_settings()
     assert settings.deployment_id == "local"
-    assert settings.shared == PROJECT_ROOT.parent / "shared"
+    assert settings.shared == (PROJECT_ROOT.parent / "shared").resolve()
     assert settings.artifacts == f"file://{settings.state_dir}/artifacts"
     assert {
         settings.task_queue_orchestrate,
