@@ -113,6 +113,8 @@ def _print_reruns(rows: list[Row]) -> None:
         say(f"{whole['attempts']} attempts for {whole['planned']} rollouts; {whole['reruns']} reruns requested")
     if whole["superseded"]:
         say(f"{whole['superseded']} admitted results were superseded on request")
+    if known := whole["evaluated_then_closed"]:
+        say(f"{known} attempts were evaluated and then did not count; `rollbook audit` names them")
 
 
 def _rate(row: Row, of: str) -> str | None:
