@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from rollbook.ledger import ledger as ledger_module
 from rollbook.ledger.engine import transaction
+from rollbook.ledger.facets import attempts, batches, catalog, desktops, reconciliation, revisions
 from tests.integration.ledgerkit import rows
 from tests.system import null_spec, running_system, small_tasks, system_settings
 
@@ -48,7 +48,8 @@ async def test_no_answer_is_needed_for_the_truth(
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("four", small_tasks(4))
         unreliable = Unreliable(seed=3)
-        monkeypatch.setattr(ledger_module, "transaction", unreliable.transaction)
+        for facet in (attempts, batches, catalog, desktops, reconciliation, revisions):
+            monkeypatch.setattr(facet, "transaction", unreliable.transaction)
         spec = null_spec("four", concurrency=4, seed=7, policy={"kind": "noop", "waits": 2})
         result = await system.run_batch(spec, "lost")
         monkeypatch.undo()

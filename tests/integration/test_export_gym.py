@@ -257,7 +257,12 @@ async def long_batch(kit: Kit, samples: int) -> None:
         await kit.claim(key)
         for step in (1, 2):
             call = ModelCall(
-                step=step, policy_kind="openai", actions=["WAIT"], tokens=artifact(f"{key}/{step}"), telemetry={}
+                step=step,
+                policy_kind="openai",
+                actions=["WAIT"],
+                terminal_action="DONE" if step == 2 else None,
+                tokens=artifact(f"{key}/{step}"),
+                telemetry={},
             )
             await kit.ledger.commit_model_call(ref(key, 1), "run-1", call)
         await kit.evaluate(key, 1, "run-1", 1.0)

@@ -198,7 +198,7 @@ async def test_sightings_end_with_what_they_were_about(house: House) -> None:
     assert await seen() == {2}
     await house.kit.evaluate(key, 1, "run-1", 1.0)
     assert await seen() == {3}, "evidence does not change what is asked"
-    await house.kit.end(key, 1, "run-1", steps=0)
+    await house.kit.end(key, 1, "run-1")
     assert await seen() == {1}
     await ledger.request_rerun(house.kit.batch_id, [key], reason="r", requested_by="ann", supersede=True)
     assert await seen() == {1}
