@@ -153,38 +153,34 @@ WHERE batch_id = :batch_id AND (
         'model_call_failed', 'reconciled', 'superseded')));
 
 -- name: facts
-WITH decided AS (
-    SELECT rollout_key, attempt_index, max(step) AS step FROM model_call JOIN rollout USING (rollout_key)
-    WHERE batch_id = :batch_id AND (accepted OR policy_stop_reason IS NOT NULL) GROUP BY rollout_key, attempt_index
-), last AS (
-    SELECT rollout_key, attempt_index, step, terminal_action, policy_stop_reason,
-           jsonb_array_length(actions) = 0 AND num_nonnulls(terminal_action, policy_stop_reason) > 0 AS unseen
-    FROM decided JOIN model_call USING (rollout_key, attempt_index, step)
-    WHERE accepted OR policy_stop_reason IS NOT NULL
-), seen AS (
-    SELECT rollout_key, attempt_index, max(step) AS step FROM turn JOIN rollout USING (rollout_key)
-    WHERE batch_id = :batch_id GROUP BY rollout_key, attempt_index
-), said AS (
-    SELECT rollout_key, attempt_index, ended.steps, ended.turns, ended.runtime_eligible, ended.horizon_reached,
-           ended.terminal_action, ended.policy_stop_reason, termination_reason,
-           num_nonnulls(ended.terminal_action, ended.policy_stop_reason) > 0 OR environment_done OR horizon_reached
-               AS by_rule
-    FROM rollout JOIN outcome AS ended USING (rollout_key) WHERE batch_id = :batch_id AND closed_by = 'episode'
-)
-SELECT said.rollout_key AS subject, 'attempt ' || said.attempt_index || ': ' || termination_reason || ' after '
-    || steps || ' steps; its last decision is ' || coalesce('step ' || last.step || ': '
+-- One look per end, by index: joins of whole tables would depend on statistics that a young batch does not have yet.
+SELECT rollout_key AS subject, 'attempt ' || ended.attempt_index || ': ' || termination_reason || ' after ' || steps
+    || ' steps; its last decision is ' || coalesce('step ' || last.step || ': '
         || coalesce(last.terminal_action, last.policy_stop_reason, 'go on'), 'missing')
     || ', its last turn ' || coalesce('step ' || seen.step, 'missing') || ', turns ' || turns AS detail
-FROM said LEFT JOIN last USING (rollout_key, attempt_index) LEFT JOIN seen USING (rollout_key, attempt_index)
-WHERE (by_rule AND (last.step, last.terminal_action, last.policy_stop_reason)
-        IS DISTINCT FROM (steps, said.terminal_action, said.policy_stop_reason))
+FROM rollout JOIN outcome AS ended USING (rollout_key)
+LEFT JOIN LATERAL (
+    SELECT step, terminal_action, policy_stop_reason,
+           jsonb_array_length(actions) = 0 AND num_nonnulls(terminal_action, policy_stop_reason) > 0 AS unseen
+    FROM model_call AS call WHERE call.rollout_key = ended.rollout_key AND call.attempt_index = ended.attempt_index
+        AND (accepted OR policy_stop_reason IS NOT NULL)
+    ORDER BY step DESC LIMIT 1
+) AS last ON true
+LEFT JOIN LATERAL (
+    SELECT step FROM turn WHERE turn.rollout_key = ended.rollout_key AND turn.attempt_index = ended.attempt_index
+    ORDER BY step DESC LIMIT 1
+) AS seen ON true
+WHERE batch_id = :batch_id AND closed_by = 'episode' AND (
+    ((num_nonnulls(ended.terminal_action, ended.policy_stop_reason) > 0 OR environment_done OR horizon_reached)
+        AND (last.step, last.terminal_action, last.policy_stop_reason)
+            IS DISTINCT FROM (steps, ended.terminal_action, ended.policy_stop_reason))
     OR (horizon_reached AND steps IS DISTINCT FROM
         (SELECT (contract -> 'limits' ->> 'max_steps')::integer FROM batch WHERE batch_id = :batch_id))
     -- an answer may have been committed and never have reached the run
     OR coalesce(last.step, 0) NOT BETWEEN steps AND steps + 1
     OR seen.step > steps
     -- the first observation and one per step, but for an end that acts no more
-    OR (runtime_eligible AND turns <> steps + 1 - last.unseen::integer);
+    OR (runtime_eligible AND turns <> steps + 1 - last.unseen::integer));
 
 -- name: selection_rule
 SELECT newer.rollout_key AS subject, 'attempt ' || newer.attempt_index || ' should have been selected' AS detail
