@@ -1,6 +1,4 @@
-"""Raw SQL for those who attack the ledger: a worker of its own connection, and rows as forgers write them."""
-
-from collections.abc import AsyncIterator
+"""Raw SQL for those who attack the ledger: rows as forgers write them."""
 
 import pytest
 from sqlalchemy import text
@@ -9,13 +7,6 @@ from sqlalchemy.exc import DBAPIError
 from models.admission import RUNTIME_POLICY
 from models.outcome import VALID
 from rollbook.ledger import Ledger
-
-
-@pytest.fixture(scope="module")
-async def worker(ledger_url: str) -> AsyncIterator[Ledger]:
-    ledger = Ledger.connect(ledger_url, role="rollbook_worker")
-    yield ledger
-    await ledger.aclose()
 
 
 async def attack(ledger: Ledger, *statements: str) -> str:

@@ -25,6 +25,14 @@ async def ledger(ledger_url: str) -> AsyncIterator[Ledger]:
     await ledger.aclose()
 
 
+@pytest.fixture(scope="module")
+async def worker(ledger_url: str) -> AsyncIterator[Ledger]:
+    """The same ledger in the role of workers: what may it do?"""
+    ledger = Ledger.connect(ledger_url, role="rollbook_worker")
+    yield ledger
+    await ledger.aclose()
+
+
 @pytest.fixture
 async def kit(ledger: Ledger) -> Kit:
     """A batch id of its own, and six registered tasks over three domains, two of each."""

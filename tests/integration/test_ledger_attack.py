@@ -13,7 +13,7 @@ from rollbook.ledger.engine import transaction
 from tests.integration.attackkit import HONEST, OUTCOME, admission, attack
 from tests.integration.ledgerkit import Kit, behind_the_guards, make_tasks, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures", "tests.integration.attackkit")
+pytest_plugins = ("tests.integration.ledger_fixtures",)
 
 
 @pytest.fixture(scope="module")

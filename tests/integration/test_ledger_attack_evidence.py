@@ -17,7 +17,7 @@ from rollbook.policies.protocols.base import STOP_REASONS
 from tests.integration.attackkit import BY_EPISODE, HONEST, OUTCOME, admission, attack, ending
 from tests.integration.ledgerkit import Kit, behind_the_guards, ref, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures", "tests.integration.attackkit")
+pytest_plugins = ("tests.integration.ledger_fixtures",)
 
 CALL = """
     INSERT INTO model_call (rollout_key, attempt_index, step, parse_attempt, policy_kind, actions, terminal_action,

@@ -8,7 +8,7 @@ from rollbook.ledger import Ledger
 from tests.integration.attackkit import admission, attack, ending
 from tests.integration.ledgerkit import Kit, make_tasks, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures", "tests.integration.attackkit")
+pytest_plugins = ("tests.integration.ledger_fixtures",)
 
 
 @pytest.fixture

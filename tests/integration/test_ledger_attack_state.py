@@ -13,7 +13,7 @@ from rollbook.ledger import Ledger
 from tests.integration.attackkit import attack
 from tests.integration.ledgerkit import Kit, make_tasks, ref
 
-pytest_plugins = ("tests.integration.ledger_fixtures", "tests.integration.attackkit")
+pytest_plugins = ("tests.integration.ledger_fixtures",)
 
 LEASE = {"deployment_id": "test", "provider": "null"}
 
