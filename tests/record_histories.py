@@ -6,6 +6,7 @@ old ones. They are recorded on Python 3.11 and replay on every later one.
 
 import asyncio
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,19 @@ INFEASIBLE = {"id": "infeasible", "instruction": "Fly.", "config": [], "evaluato
 TASKS = [counting_task("plain"), counting_task("unlucky"), INFEASIBLE]
 
 
+def _impersonal(event: Any) -> Any:
+    """An event without what belongs to one machine: tracebacks and the names of processes."""
+    if isinstance(event, dict):
+        kept = {key: _impersonal(value) for key, value in event.items() if key != "stackTrace"}
+        return kept | ({"identity": "worker"} if "identity" in kept else {})
+    if isinstance(event, str):
+        return re.sub(r"^\d+@.+-(?=[0-9a-f]{32}$)", "worker-", event)  # a sticky queue
+    return [_impersonal(one) for one in event] if isinstance(event, list) else event
+
+
 async def _keep(world: World, name: str, workflow_id: str) -> None:
     history = await world.system.client.get_workflow_handle(workflow_id).fetch_history()
-    stored = {"workflow_id": workflow_id, "history": json.loads(history.to_json())}
+    stored = {"workflow_id": workflow_id, "history": _impersonal(json.loads(history.to_json()))}
     text = json.dumps(stored, separators=(",", ":"), sort_keys=True) + "\n"
     await asyncio.to_thread((HISTORIES / f"{name}.json").write_text, text)
     print(f"{name}: {len(history.events)} events", flush=True)
