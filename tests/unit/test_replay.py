@@ -6,6 +6,7 @@ infeasible.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +40,10 @@ def test_histories_carry_references_not_bytes() -> None:
     for path in HISTORIES:
         for event in _read(path)["history"]["events"]:
             assert len(json.dumps(event)) < 16 * 1024, (path.name, event["eventId"])
+
+
+def test_histories_belong_to_no_machine() -> None:
+    for path in HISTORIES:
+        text = path.read_text()
+        assert "stackTrace" not in text, path.name
+        assert set(re.findall(r'"identity":"([^"]*)"', text)) == {"worker"}, path.name
