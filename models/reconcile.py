@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from models.base import Wire
-from models.batch import explain
+from models.explain import explain
 
 
 class ReconcileRequest(Wire):

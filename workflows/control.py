@@ -6,7 +6,8 @@ from pydantic import ValidationError
 
 from models import names
 from models.base import Input
-from models.batch import ConcurrencyInput, Control, PauseInput, explain
+from models.batch import ConcurrencyInput, Control, PauseInput
+from models.explain import explain
 
 Verb = Literal["pause", "resume", "stop", "set_concurrency"]
 

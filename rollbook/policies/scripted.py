@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, model_validator
 
 from models.base import Input
-from models.batch import explain
+from models.explain import explain
 from models.outcome import POLICY_STOPS
 from rollbook.errors import InvalidInput
 from rollbook.ledger.records import StoredCall

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from models.batch import explain
+from models.explain import explain
 from rollbook.errors import InvalidInput
 from rollbook.policies.protocols.base import ModelProtocol, ProtocolOptions
 from rollbook.policies.protocols.computer_tool import ToolProtocol
