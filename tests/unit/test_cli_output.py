@@ -107,7 +107,7 @@ def _row(domain: str, **changes: object) -> dict[str, object]:
         "wilson_low_of_planned": 0.0,
         "wilson_high_of_planned": 0.49,
     }
-    return {**row, **counted, **rates, "reruns": 1, "superseded": 0, **changes}
+    return {**row, **counted, **rates, "reruns": 1, "superseded": 0, "evaluated_then_closed": 0, **changes}
 
 
 def test_a_scoreboard_without_admitted_rollouts_shows_no_rate_of_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,8 +119,10 @@ def test_a_scoreboard_without_admitted_rollouts_shows_no_rate_of_them(capsys: py
 
 
 def test_superseded_results_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    print_scoreboard([_row("os"), _row("vlc"), _row("(all)", superseded=2)])
-    assert "2 admitted results were superseded" in capsys.readouterr().out
+    print_scoreboard([_row("os"), _row("vlc"), _row("(all)", superseded=2, evaluated_then_closed=3)])
+    told = capsys.readouterr().out
+    assert "2 admitted results were superseded" in told
+    assert "3 attempts were evaluated and then did not count" in told
 
 
 def test_addresses_in_a_terminal_table_are_whole_links(
