@@ -86,7 +86,7 @@ class Run:
     async def _rows(self) -> None:
         for suspect in await self._ledger.suspects(*self._own, self._min_age_s, limit=ROWS):
             self._numbers["looked_at"] += 1
-            alive = await self._lives(suspect.rollout_key, suspect.run_id)
+            alive = await self._lives(suspect.workflow_id, suspect.run_id)
             if alive is None:
                 continue
             if alive:

@@ -39,7 +39,7 @@ class LedgerActivities:
         claim = await self._services.ledger.claim(request.rollout_key, run_id(), workflow_id(), request.n)
         if claim.status != "claimed":
             return Claimed(status=claim.status)
-        return Claimed(status="claimed", attempt_index=claim.attempt_index, plan=self._plan(claim))
+        return Claimed(status="claimed", attempt_index=claim.attempt_index, run_id=run_id(), plan=self._plan(claim))
 
     @activity.defn(name=names.FINALIZE)
     @reported

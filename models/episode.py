@@ -56,6 +56,8 @@ class Claimed(Wire):
 
     status: Literal["claimed", "final", "stopping"]
     attempt_index: int = 0
+    run_id: str = ""
+    """The run that made the claim: after a reset, another one than the run that reads this."""
     plan: EpisodePlan | None = None
 
 

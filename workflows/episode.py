@@ -42,7 +42,7 @@ class Episode:
 
     @workflow.run
     async def run(self, start: EpisodeStart) -> EpisodeResult:
-        n, cancelled, anew = 0, False, False
+        n, cancelled = 0, False
         while True:
             n += 1
             try:
@@ -54,11 +54,10 @@ class Episode:
                 try:
                     finalized, cancelled = await self._attempt(start, claimed, cancelled)
                 except Superseded:
-                    if anew:
+                    if claimed.run_id in ("", workflow.info().run_id):
                         raise
-                    # After a reset the attempt is the former run's: a claim of our own closes it. A run that was really
-                    # overtaken is refused that claim.
-                    anew, cancelled = True, cancelled or workflow.cancellation_reason() is not None
+                    # A reset run reads the claim of a run that is gone: one of its own closes that attempt.
+                    cancelled = cancelled or workflow.cancellation_reason() is not None
                     continue
             except Superseded:
                 return EpisodeResult(rollout_key=start.rollout_key, status="superseded", attempts=n)

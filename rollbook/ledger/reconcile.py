@@ -29,12 +29,14 @@ class OpenBatch:
 
 
 _SUSPECTS = text("""
-    SELECT rollout_key, batch_id, state, attempt_index, run_id, since, coalesce(sighting.seen, 0) AS seen
+    SELECT rollout_key, workflow_id, batch_id, state, attempt_index, run_id, since, coalesce(sighting.seen, 0) AS seen
     FROM (
         SELECT rollout.rollout_key, batch_id, state,
                CASE WHEN ended.attempt_index IS NULL THEN made.attempt_index END AS attempt_index,
                CASE WHEN made.attempt_index IS NOT NULL AND ended.attempt_index IS NULL THEN made.run_id ELSE '' END
                    AS run_id,
+               CASE WHEN made.attempt_index IS NOT NULL AND ended.attempt_index IS NULL THEN made.workflow_id
+                    ELSE rollout.rollout_key END AS workflow_id,
                greatest(queued_at, made.claimed_at, ended.ended_at) AS since
         FROM rollout JOIN batch USING (batch_id)
         LEFT JOIN attempt AS made ON made.rollout_key = rollout.rollout_key AND made.attempt_index = current_attempt

@@ -277,6 +277,8 @@ class Suspect:
     """A row that claims to be under way and has been quiet for a while."""
 
     rollout_key: str
+    workflow_id: str
+    """Of the open attempt: people may start an Episode under another id than the rollout's key."""
     batch_id: str
     state: Literal["queued", "running"]
     attempt_index: int | None

@@ -114,7 +114,7 @@ class FakeActivities:
 
     def claimed(self, n: int) -> Claimed:
         """The answer to a claim that succeeds."""
-        return Claimed(status="claimed", attempt_index=n, plan=self.plan)
+        return Claimed(status="claimed", attempt_index=n, run_id=activity.info().workflow_run_id or "", plan=self.plan)
 
     @activity.defn(name=names.START_SANDBOX)
     async def start_sandbox(self, attempt: AttemptRef) -> Desk:

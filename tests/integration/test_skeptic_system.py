@@ -73,13 +73,30 @@ async def test_a_reset_episode_ends_in_a_correct_row(system: System) -> None:
     key = "reset/os/t000/0"
     await reset(system, key, 10)
     await reset(system, "reset/os/t001/0", 4)
-    await asyncio.sleep(3)
-    await until("both run again", lambda: running(system, "reset"))
+    for number in range(3):  # also of a run that is the child of a reset, at its newest point
+        await until("the live runs have attempts of their own", lambda: own_attempts(system, "reset"))
+        if number < 2:
+            await asyncio.sleep(1)
+            await reset(system, key, 1_000_000)
     await handle.cancel()
     with pytest.raises(WorkflowFailureError):
         await handle.result()
     report = await system.audit("reset")
     assert report.ok, report.findings
+
+
+async def own_attempts(system: System, batch_id: str) -> bool:
+    """Whether the newest attempt of every rollout is open and belongs to the run that lives."""
+    statement = """
+        SELECT rollout_key, run_id FROM rollout JOIN attempt USING (rollout_key)
+        WHERE batch_id = :id AND attempt_index = current_attempt AND state = 'running'
+            AND NOT EXISTS (SELECT FROM outcome WHERE outcome.rollout_key = rollout.rollout_key
+                            AND outcome.attempt_index = attempt.attempt_index)
+    """
+    async with system.ledger.engine.connect() as connection:
+        rows = (await connection.execute(text(statement), {"id": batch_id})).all()
+    live = [(await system.client.get_workflow_handle(row.rollout_key).describe()).run_id for row in rows]
+    return len(rows) == 2 and live == [row.run_id for row in rows]
 
 
 async def reset(system: System, workflow_id: str, event_id: int) -> None:

@@ -141,30 +141,28 @@ async def test_a_claim_that_is_refused_ends_the_run(env: WorkflowEnvironment, fa
 async def test_a_run_that_was_overtaken_cleans_up_and_says_nothing(
     env: WorkflowEnvironment, fakes: FakeActivities, activity: str
 ) -> None:
-    """It asks once whether the rollout is still its to try, and the ledger says no."""
-
-    async def first_only(request: ClaimRequest) -> Claimed:
-        return fakes.claimed(1) if request.n == 1 else await fails(names.FENCED)(request)
-
     fakes.on[activity] = fakes.on[names.FINALIZE] = fails(names.FENCED)
-    fakes.on[names.CLAIM] = first_only
     result = await play(env, fakes)
     assert (result.status, result.termination_reason, result.admitted) == ("superseded", None, False)
-    assert fakes.count(names.STOP_SANDBOX) == 1
-    assert fakes.count(names.CLAIM) == 2
+    assert (fakes.count(names.CLAIM), fakes.count(names.STOP_SANDBOX)) == (1, 1)
     assert (names.EVALUATE in fakes.log) is (activity in (names.EVALUATE, names.FINALIZE))
 
 
+@pytest.mark.parametrize("resets", [1, 2])
 @pytest.mark.parametrize("activity", FENCED_AT)
 async def test_a_run_whose_attempt_is_anothers_claims_one_of_its_own(
-    env: WorkflowEnvironment, fakes: FakeActivities, activity: str
+    env: WorkflowEnvironment, fakes: FakeActivities, activity: str, resets: int
 ) -> None:
-    """What `temporal workflow reset` leaves: the history holds the claim of a run that is gone."""
+    """What `temporal workflow reset` leaves: the history holds the claims of runs that are gone."""
+
+    async def claim(request: ClaimRequest) -> Claimed:
+        claimed = fakes.claimed(request.n)
+        return claimed.model_copy(update={"run_id": f"gone-{request.n}"}) if request.n <= resets else claimed
 
     def of_another_run(done: Callable[[Any], Any]) -> Callable[[Any], Any]:
         async def work(request: Any) -> Any:
             attempt = request if isinstance(request, AttemptRef) else request.attempt
-            return await fails(names.FENCED)(request) if attempt.attempt_index == 1 else done(request)
+            return await fails(names.FENCED)(request) if attempt.attempt_index <= resets else done(request)
 
         return work
 
@@ -177,7 +175,9 @@ async def test_a_run_whose_attempt_is_anothers_claims_one_of_its_own(
         names.FINALIZE: fakes.finalized,
     }
     fakes.on |= {name: of_another_run(usual.get(name, lambda request: None)) for name in (activity, names.FINALIZE)}
+    fakes.on[names.CLAIM] = claim
     result = await play(env, fakes)
     assert (result.status, result.termination_reason, result.admitted) == ("final", "agent_done", True)
-    assert [request.n for request in fakes.requests[names.CLAIM]] == [1, 2]
-    assert [attempt.attempt_index for attempt in fakes.requests[names.STOP_SANDBOX]] == [1, 2]
+    claims = list(range(1, resets + 2))
+    assert [request.n for request in fakes.requests[names.CLAIM]] == claims
+    assert [attempt.attempt_index for attempt in fakes.requests[names.STOP_SANDBOX]] == claims
