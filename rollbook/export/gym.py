@@ -5,6 +5,7 @@ Rows go to disk as they are made, one attempt at a time: what is held in memory 
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rollbook.export.gym_metrics import aggregate_metrics
 from rollbook.export.gym_rows import failure_row, input_row, replaced_row, result_row
 from rollbook.ledger import Ledger
 from rollbook.ledger.recorded import Recorded, Row
+from rollbook.ledger.snapshot import Snapshot
 
 
 async def export_gym(
@@ -30,24 +32,23 @@ async def export_gym(
     """Write the four files next to `out` (`<stem>.jsonl`), as a set; how many rows are in them, and their digests.
 
     The result of a final rollout is its selected attempt: in the main file when admitted, in the sidecar and terminal
-    when masked. Every other attempt that ended is in the sidecar and not terminal. Raises InvalidInput for an unknown
-    batch, for one that is not whole unless `partial`, and for one that was decided anew meanwhile.
+    when masked. Every other attempt that ended is in the sidecar and not terminal. All files tell of one moment: what
+    is decided or run again meanwhile is in none of them. Raises InvalidInput for an unknown batch, and for one that is
+    not whole unless `partial`.
     """
-    batch = await ledger.batch_of(batch_id)
-    planned = await ledger.rollouts_of(batch_id)
-    missing = [row["rollout_key"] for row in planned if row["state"] != "final"]
-    if missing and not partial:
-        raise InvalidInput(f"batch: {len(missing)} of {len(planned)} rollouts are not final; say --partial")
-    parent_of(out)
     paths = _paths(out)
-    with FileSet(*paths.values()) as files:  # the main file last: it is the marker
-        export = _Export(ledger, artifacts, batch["contract"], files, paths)
-        tasks = _task_indexes(planned)
-        for number, row in enumerate(planned, 1):
-            await export.rollout(row, tasks[row["task_id"]])
-            progress(number, len(planned))
-        if export.rows["results"] != sum(row["admitted"] for row in planned):
-            raise InvalidInput("batch: it was decided anew while it was read; export it again")
+    with ExitStack() as stack:
+        async with ledger.snapshot() as seen:
+            batch = await seen.batch_of(batch_id)
+            planned = await seen.rollouts_of(batch_id)
+            _refuse_open(planned, partial)
+            parent_of(out)
+            files = stack.enter_context(FileSet(*paths.values()))  # the main file last: it is the marker
+            export = _Export(seen, artifacts, batch["contract"], files, paths)
+            tasks = _task_indexes(planned)
+            for number, row in enumerate(planned, 1):
+                await export.rollout(row, tasks[row["task_id"]])
+                progress(number, len(planned))
         metrics = aggregate_metrics(
             batch, planned, failed=export.rows["failures"] - export.rows["replaced"], replaced=export.rows["replaced"]
         )
@@ -55,6 +56,12 @@ async def export_gym(
         files.publish()
         digests = {path.name: files.sha256(path) for path in paths.values()}
     return {name: export.rows[name] for name in ("results", "failures", "inputs")} | {"sha256": digests}
+
+
+def _refuse_open(planned: list[Row], partial: bool) -> None:
+    missing = sum(row["state"] != "final" for row in planned)
+    if missing and not partial:
+        raise InvalidInput(f"batch: {missing} of {len(planned)} rollouts are not final; say --partial")
 
 
 def _paths(out: Path) -> dict[str, Path]:
@@ -80,7 +87,7 @@ def _task_indexes(planned: list[Row]) -> dict[str, int]:
 class _Export:
     """Where rows come from, where they go, and how many there were."""
 
-    ledger: Ledger
+    seen: Snapshot
     artifacts: Artifacts
     contract: Row
     files: FileSet
@@ -90,10 +97,10 @@ class _Export:
     async def rollout(self, planned: Row, task_index: int) -> None:
         """The input of a planned rollout and every attempt of it that ended."""
         key = planned["rollout_key"]
-        row = await self.ledger.planned_rollout(key)
+        row = await self.seen.planned_rollout(key)
         self._write("inputs", input_row(row, self.contract, task_index))
         for attempt in range(1, (row["current_attempt"] or 0) + 1):
-            one = await self.ledger.recorded(key, attempt)
+            one = await self.seen.recorded(key, attempt)
             if one.outcome is not None:
                 await self._attempt(one, planned, task_index)
 

@@ -20,6 +20,7 @@ from rollbook.export.parquet import parquet_of, require_pyarrow
 from rollbook.export.training_columns import LAYOUT
 from rollbook.export.training_rows import SCHEMA, rows_of, source_of
 from rollbook.ledger import Ledger
+from rollbook.ledger.snapshot import Snapshot
 
 Format = Literal["jsonl", "parquet"]
 
@@ -48,23 +49,24 @@ async def export_training(
 ) -> dict[str, Any]:
     """Write `out` and `<out>.manifest.json`; the manifest.
 
-    Raises InvalidInput for an unknown batch, and for one that is not whole unless `partial`; ConfigError for Parquet
-    without pyarrow.
+    All rows tell of one moment: what is decided or run again meanwhile is in none of them. Raises InvalidInput for an
+    unknown batch, and for one that is not whole unless `partial`; ConfigError for Parquet without pyarrow.
     """
     about = {"format": format} | ({"layout": LAYOUT, "pyarrow": require_pyarrow()} if format == "parquet" else {})
-    batch = await ledger.batch_of(batch_id)
-    planned = await ledger.rollouts_of(batch_id)
-    final = [row for row in planned if row["state"] == "final"]
-    if len(final) < len(planned) and not partial:
-        raise InvalidInput(
-            f"batch: {len(planned) - len(final)} of {len(planned)} rollouts of {batch_id} are not final; "
-            "wait for them, or say --partial"
-        )
-    parts = _parts_directory(out)
-    members, totals, made = await ledger.members_of(batch_id), Totals(), []
-    for number, row in enumerate(final):
-        made.append(await _part(ledger, artifacts, parts, row, members[row["rollout_key"]], totals))
-        progress(number + 1, len(final))
+    async with ledger.snapshot() as seen:
+        batch = await seen.batch_of(batch_id)
+        planned = await seen.rollouts_of(batch_id)
+        final = [row for row in planned if row["state"] == "final"]
+        if len(final) < len(planned) and not partial:
+            raise InvalidInput(
+                f"batch: {len(planned) - len(final)} of {len(planned)} rollouts of {batch_id} are not final; "
+                "wait for them, or say --partial"
+            )
+        parts = _parts_directory(out)
+        members, totals, made = await seen.members_of(batch_id), Totals(), []
+        for number, row in enumerate(final, 1):
+            made.append(await _part(seen, artifacts, parts, row, members[row["rollout_key"]], totals))
+            progress(number, len(final))
     marker = out.with_name(f"{out.name}.manifest.json")
     with FileSet(out, marker) as files:
         for chunk in _joined(made) if format == "jsonl" else parquet_of(_lines(made)):
@@ -100,9 +102,9 @@ def _parts_directory(out: Path) -> Path:
 
 
 async def _part(
-    ledger: Ledger, artifacts: Artifacts, parts: Path, row: dict[str, Any], member: dict[str, Any], totals: Totals
+    seen: Snapshot, artifacts: Artifacts, parts: Path, row: dict[str, Any], member: dict[str, Any], totals: Totals
 ) -> Path:
-    loaded = await load_calls(await ledger.recorded(row["rollout_key"]), artifacts)
+    loaded = await load_calls(await seen.recorded(row["rollout_key"]), artifacts)
     source = hashlib.sha256(source_of(loaded, member).encode()).hexdigest()
     path = parts / f"{row['plan_order']:08d}-{source[:32]}.jsonl"
     totals.rollouts += 1

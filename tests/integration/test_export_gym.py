@@ -5,13 +5,18 @@ import random
 import tracemalloc
 import uuid
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import InternalError
 
+from models.admission import AdmissionDecision
 from models.identity import scoped_group_id, scoped_rollout_id
 from models.imported import read_row
 from rollbook.errors import ArtifactError, InvalidInput
@@ -359,26 +364,87 @@ async def test_a_refused_export_leaves_nothing(kit: Kit, tmp_path: Path) -> None
     assert names_in(tmp_path) == []
 
 
-class DecidedAnew:
-    """A ledger whose decisions change between the plan and the attempts."""
+class Meddled:
+    """A ledger that is changed right after one of an export's reads."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, after: str, change: Callable[[], Awaitable[None]]) -> None:
+        self._ledger, self._after, self._change = ledger, after, change
+        self.changed = False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ledger, name)
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Any]:
+        async with self._ledger.snapshot() as seen:
+            read = getattr(seen, self._after)
 
-    async def rollouts_of(self, batch_id: str) -> list[dict[str, Any]]:
-        return [row | {"admitted": False} for row in await self._ledger.rollouts_of(batch_id)]
+            async def reading(*arguments: Any) -> Any:
+                found = await read(*arguments)
+                if not self.changed:
+                    self.changed = True
+                    await self._change()
+                return found
+
+            setattr(seen, self._after, reading)
+            yield seen
 
 
-async def test_rows_and_metrics_are_of_the_same_decisions(kit: Kit, tmp_path: Path) -> None:
-    (key,) = await kit.keys(**ONE)
-    await kit.run(key)
-    ledger: Any = DecidedAnew(kit.ledger)
-    with pytest.raises(InvalidInput, match="decided anew while it was read"):
-        await export_gym(ledger, NoArtifacts(), kit.batch_id, tmp_path / "gym.jsonl")
-    assert names_in(tmp_path) == []
+async def flipped(kit: Kit, one: str, other: str) -> None:
+    """One masked and another admitted: as many as before."""
+    for key, admitted in ((one, False), (other, True)):
+        decision = AdmissionDecision(policy_id="by-hand", admitted=admitted, reason="looked at it")
+        await kit.ledger.decide_admission(key, decision, decided_by="ann")
+
+
+READS = [
+    ("gym", "batch_of"),
+    ("gym", "rollouts_of"),
+    ("gym", "recorded"),
+    ("training", "batch_of"),
+    ("training", "rollouts_of"),
+    ("training", "members_of"),
+    ("training", "recorded"),
+]
+
+
+@pytest.mark.parametrize("what", ["decided", "rerun"])
+@pytest.mark.parametrize(("form", "after"), READS)
+async def test_an_export_tells_of_one_moment(kit: Kit, tmp_path: Path, form: str, after: str, what: str) -> None:
+    one, other = await kit.keys(samples=2, **ONE)
+    await kit.run(one, score=1.0)
+    await kit.run(other, score=0.0)
+    mask = AdmissionDecision(policy_id="by-hand", admitted=False, reason="a popup")
+    await kit.ledger.decide_admission(other, mask, decided_by="ann")
+
+    async def change() -> None:
+        if what == "decided":
+            await flipped(kit, one, other)
+        else:
+            await again(kit, one, supersede=True)
+            await again(kit, other, supersede=False)
+
+    export: Any = export_gym if form == "gym" else export_training
+    names = FILES if form == "gym" else ("gym.jsonl", "gym.jsonl.manifest.json")
+    for directory in ("quiet", "meddled", "after"):
+        (tmp_path / directory).mkdir()
+    await export(kit.ledger, NoArtifacts(), kit.batch_id, tmp_path / "quiet" / "gym.jsonl")
+    meddled = Meddled(kit.ledger, after, change)
+    await export(meddled, NoArtifacts(), kit.batch_id, tmp_path / "meddled" / "gym.jsonl")
+    assert meddled.changed
+    await export(kit.ledger, NoArtifacts(), kit.batch_id, tmp_path / "after" / "gym.jsonl", partial=True)
+    quiet, during, later = (
+        [(tmp_path / directory / name).read_bytes() for name in names] for directory in ("quiet", "meddled", "after")
+    )
+    assert during == quiet != later
+
+
+async def test_an_export_cannot_write(kit: Kit) -> None:
+    async with kit.ledger.snapshot() as seen:
+        with pytest.raises(InternalError, match="read-only transaction"):
+            await seen._conn.execute(text("UPDATE rollout SET state = 'waiting'"))
+
+
+async def members_of(kit: Kit) -> dict[str, Any]:
+    async with kit.ledger.snapshot() as seen:
+        return await seen.members_of(kit.batch_id)
 
 
 async def test_a_half_group_is_seen_to_be_half(kit: Kit, tmp_path: Path) -> None:
@@ -399,7 +465,7 @@ async def test_group_statistics_do_not_depend_on_the_order_of_endings(kit: Kit, 
         await kit.run(key, score=score, steps=0)
     baseline = float(sum(Fraction(repr(score)) for score in scores) / len(scores))
     assert sum(scores) / len(scores) != sum(reversed(scores)) / len(scores), "in floats the order does matter"
-    found = await kit.ledger.members_of(kit.batch_id)
+    found = await members_of(kit)
     assert {row["group_baseline"] for row in found.values()} == {baseline}
     assert [found[key]["group_advantage"] for key in keys] == [score - baseline for score in scores]
 
@@ -407,5 +473,5 @@ async def test_group_statistics_do_not_depend_on_the_order_of_endings(kit: Kit, 
 async def test_equal_rewards_have_no_advantage(kit: Kit) -> None:
     for key in await kit.keys(samples=3, reward_mode="raw", **ONE):
         await kit.run(key, score=0.1, steps=0)
-    found = (await kit.ledger.members_of(kit.batch_id)).values()
+    found = (await members_of(kit)).values()
     assert {(row["group_baseline"], row["group_advantage"]) for row in found} == {(0.1, 0.0)}

@@ -1,5 +1,7 @@
 """One attempt from its claim to its end, and what was recorded of it."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from models.episode import AttemptRef, Finalized, FinalizeRequest, Observation
@@ -18,6 +20,7 @@ from rollbook.ledger.records import (
     StoredEvaluation,
     StoredTurn,
 )
+from rollbook.ledger.snapshot import Snapshot, snapshot
 
 
 class Attempts(Facet):
@@ -109,20 +112,11 @@ class Attempts(Facet):
         async with reading(self.engine) as conn:
             return await recording.rollouts_of(conn, batch_id)
 
-    async def members_of(self, batch_id: str) -> dict[str, recording.Row]:
-        """Group statistics of every final rollout of a batch, by its key."""
-        async with reading(self.engine) as conn:
-            return await recording.members_of(conn, batch_id)
-
-    async def batch_of(self, batch_id: str) -> recording.Row:
-        """A batch with its contract; raises InvalidInput."""
-        async with reading(self.engine) as conn:
-            return await recording.batch_of(conn, batch_id)
-
-    async def planned_rollout(self, rollout_key: str) -> recording.Row:
-        """A planned row with contract and task document, attempted or not; raises InvalidInput."""
-        async with reading(self.engine) as conn:
-            return await recording.planned_rollout(conn, rollout_key)
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Snapshot]:
+        """Everything recorded, as it is now: reads of one moment while the context is open."""
+        async with snapshot(self.engine) as seen:
+            yield seen
 
     async def recorded(self, rollout_key: str, attempt: int | None = None) -> recording.Recorded:
         """Everything about one attempt, the selected one by default; raises InvalidInput."""
