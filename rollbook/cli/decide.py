@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from models.admission import AdmissionDecision, Scope
+from models.admission import LEGACY_POLICY, POLICIES, RECONCILED_POLICY, AdmissionDecision, Scope
 from rollbook.cli.aio import finish
 from rollbook.cli.opening import open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson, Reason, RolloutArgument
 from rollbook.cli.out import print_json, say
+from rollbook.errors import InvalidInput
 
 MANUAL_POLICY = "rollbook-manual-v1"
 """Policy id of decisions that a person made with this command."""
@@ -41,6 +42,7 @@ def mask(
 
 
 async def _decide(given: str, admitted: bool, reason: str, policy_id: str, scope: Scope, as_json: bool) -> int:
+    _refuse_rules(policy_id)
     found = settings()
     async with open_reader(found) as reader:
         key = await reader.find_rollout(given)
@@ -59,6 +61,16 @@ async def _decide(given: str, admitted: bool, reason: str, policy_id: str, scope
     else:
         say(f"{key} attempt {attempt.attempt_index} is {'admitted' if admitted else 'masked'} ({scope}): {reason}")
     return 0
+
+
+def _refuse_rules(policy_id: str) -> None:
+    """A decision by hand does not bear the name of a rule that decides by itself."""
+    if policy_id.strip().casefold() in (*POLICIES, LEGACY_POLICY, RECONCILED_POLICY):
+        raise InvalidInput(
+            f"--policy-id: {policy_id} is a rule that Rollbook applies itself, and this is a decision by hand; leave "
+            f"the option out ({MANUAL_POLICY}) or name a rule of your own. `rollbook redecide BATCH` decides by a rule "
+            f"of {', '.join(POLICIES)}"
+        )
 
 
 def whoami() -> str:

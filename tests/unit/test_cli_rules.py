@@ -12,6 +12,7 @@ import pytest
 from psycopg import errors as postgres
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
+from models.admission import LEGACY_POLICY, POLICIES, RECONCILED_POLICY
 from models.batch import Counts, read_spec
 from rollbook.cli import main
 from rollbook.cli.demo import deviations
@@ -296,3 +297,15 @@ def test_who_needs_a_desktop(listed: list[SandboxInfo], held: list[Lease], verdi
 
 def test_leases_of_providers_that_were_not_asked_are_left_alone() -> None:
     assert judge({"docker": []}, {"k": lease("k", provider="e2b", attempt_open=False)}, NOW) == []
+
+
+@pytest.mark.parametrize("command", ["mask", "admit"])
+@pytest.mark.parametrize("policy_id", [*POLICIES, LEGACY_POLICY, RECONCILED_POLICY, " Exclude-In-Doubt-V1"])
+def test_a_decision_by_hand_bears_no_rules_name(
+    command: str, policy_id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([command, "b/os/t/0", "--policy-id", policy_id, "--reason", "I dislike it"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"--policy-id: {policy_id.strip()} is a rule that Rollbook applies itself" in said.replace(":  ", ": ")
+    assert "leave the option out (rollbook-manual-v1)" in said
+    assert "rollbook redecide" in said
