@@ -7,15 +7,29 @@ neither is refused. Older ones are decided under the policy `legacy-mask-sample-
 own facts. A masked row that does not say that it was evaluated has no score, whatever number stands there.
 """
 
-import math
+import re
 from typing import Any, Literal
 
 from models.admission import LEGACY_POLICY, RUNTIME_POLICY
 from models.base import Wire
 from models.identity import digest
-from models.outcome import ELIGIBLE, POLICY_STOPS, Infra, OutcomeFacts, RewardMode, TerminalAction, classify, reward_of
+from models.outcome import (
+    ELIGIBLE,
+    INCOMPLETE,
+    POLICY_STOPS,
+    Infra,
+    OutcomeFacts,
+    RewardMode,
+    TerminalAction,
+    classify,
+    reward_of,
+)
 
 _TERMINAL: dict[str | None, TerminalAction] = {"agent_done": "DONE", "agent_fail": "FAIL"}
+_KNOWN = frozenset((*Infra, *INCOMPLETE, *ELIGIBLE))
+_MAX_STEPS, _MAX_SAMPLE = 1_000_000, 999_999
+"""Far above what anybody runs; a larger number is a broken row."""
+
 _SAMPLE = ("_ng_rollout_index", "rollout_index", "sample")
 
 
@@ -42,11 +56,11 @@ def read_row(raw: Any, reward_mode: RewardMode) -> ImportedRow:
     if not isinstance(raw, dict):
         raise ValueError("a row must be a JSON object")
     eligible, modern = _eligible(raw)
-    termination = _text(raw, "termination_reason")
-    facts = _facts(raw, termination, eligible)
+    termination = _termination(raw, eligible)
+    facts = _facts(raw, termination)
     score = _score(raw, facts, eligible, reward_mode)
     facts = facts.model_copy(update={"evaluation_completed": score is not None})
-    reason = _modern_reason(raw, facts, termination, eligible) if modern else _legacy_reason(termination, eligible)
+    reason = _modern_reason(raw, facts, eligible) if modern else _legacy_reason(termination, eligible)
     return ImportedRow(
         task_id=_task_id(raw),
         sample=_sample(raw),
@@ -93,7 +107,7 @@ def _number(raw: dict[str, Any], name: str) -> float | None:
     value = _find(raw, name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:  # nor NaN
         raise ValueError(f"{name}: must be a number from 0 to 1, not {value!r:.40}")
     return float(value)
 
@@ -110,9 +124,29 @@ def _eligible(raw: dict[str, Any]) -> tuple[bool, bool]:
     return eligible, True
 
 
-def _facts(raw: dict[str, Any], termination: str | None, eligible: bool) -> OutcomeFacts:
-    if eligible and termination in set(Infra):
-        raise ValueError(f"termination_reason: what ended with {termination} is not eligible (upstream contract §1.7)")
+def _word(raw: dict[str, Any], name: str) -> str | None:
+    """A reason; one of the vocabulary also where it is spelt `Timeout` or `sandbox lost`."""
+    written = _text(raw, name)
+    word = re.sub(r"[\s-]+", "_", written.casefold()) if written else None
+    return word if word in _KNOWN else written
+
+
+def _termination(raw: dict[str, Any], eligible: bool) -> str | None:
+    """How it ended; raises ValueError where that, or a failure outside the policy, contradicts the rest of the row."""
+    termination, failure = _word(raw, "termination_reason"), _word(raw, "infrastructure_failure_reason")
+    if eligible and failure:
+        raise ValueError(f"infrastructure_failure_reason: what failed with {failure} is not eligible")
+    if eligible and termination and _text(raw, "termination_reason") not in ELIGIBLE:
+        raise ValueError(
+            f"termination_reason: what ended with {termination} is not eligible (upstream contract §1.7); "
+            f"an eligible row says nothing, or exactly one of {', '.join(ELIGIBLE)}"
+        )
+    if failure and termination and failure != termination:
+        raise ValueError(f"infrastructure_failure_reason: {failure} and termination_reason {termination} contradict")
+    return termination or failure
+
+
+def _facts(raw: dict[str, Any], termination: str | None) -> OutcomeFacts:
     said_horizon = _boolean(raw, "horizon_reached")
     if termination == "max_steps" and said_horizon is False:
         raise ValueError("horizon_reached: max_steps implies it")
@@ -147,7 +181,7 @@ def _legacy_reason(termination: str | None, eligible: bool) -> str:
     return "legacy_runtime_valid" if eligible else termination or "legacy_runtime_masked"
 
 
-def _modern_reason(raw: dict[str, Any], facts: OutcomeFacts, termination: str | None, eligible: bool) -> str:
+def _modern_reason(raw: dict[str, Any], facts: OutcomeFacts, eligible: bool) -> str:
     policy = _text(raw, "runtime_admission_policy_id")
     if policy != RUNTIME_POLICY:
         raise ValueError(
@@ -155,7 +189,7 @@ def _modern_reason(raw: dict[str, Any], facts: OutcomeFacts, termination: str | 
         )
     if _boolean(raw, "evaluation_completed") is None:
         raise ValueError("evaluation_completed: missing; runtime_eligible comes with its facts")
-    said = (termination, eligible, _text(raw, "runtime_admission_reason"))
+    said = (_text(raw, "termination_reason"), eligible, _text(raw, "runtime_admission_reason"))
     found = classify(facts)
     proven = (found.termination_reason, found.runtime_eligible, found.runtime_admission_reason)
     if said != proven:
@@ -188,8 +222,8 @@ def _sample(raw: dict[str, Any]) -> int:
     found = _one(carriers, "rollout_index")
     if found is None:
         return 0
-    if not isinstance(found, int) or found < 0:
-        raise ValueError(f"rollout_index: must be a whole number from 0, not {found!r:.40}")
+    if not isinstance(found, int) or not 0 <= found <= _MAX_SAMPLE:
+        raise ValueError(f"rollout_index: must be a whole number from 0 to {_MAX_SAMPLE}, not {found!r:.40}")
     return found
 
 
@@ -199,12 +233,28 @@ def _steps(raw: dict[str, Any]) -> int:
         return 0
     if isinstance(steps, list):
         return len(steps)
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"steps: must be a list or a number of steps, not {steps!r:.40}")
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= _MAX_STEPS:
+        raise ValueError(f"steps: must be a list or a number from 0 to {_MAX_STEPS}, not {steps!r:.40}")
     return steps
 
 
-_KEPT = ("mask_sample", "runtime_eligible", "evaluation_completed", "termination_reason", "score", "reward")
+def is_not_terminal(raw: Any) -> bool:
+    """Whether a row of a sidecar says that it is an attempt beside its rollout's result; raises ValueError."""
+    value = raw.get("_ng_failure_terminal") if isinstance(raw, dict) else None
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"_ng_failure_terminal: must be true or false, not {value!r:.40}")
+    return value is False
+
+
+_KEPT = (
+    "mask_sample",
+    "runtime_eligible",
+    "evaluation_completed",
+    "termination_reason",
+    "score",
+    "reward",
+    "infrastructure_failure_reason",
+)
 _IDENTITY = (
     "schema_version",
     "rollout_id",

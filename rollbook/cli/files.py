@@ -28,20 +28,22 @@ def read_json(name: str) -> Any:
         raise InvalidInput(f"{where}: {error}") from error
 
 
-def read_json_lines(name: str) -> tuple[list[Any], str]:
-    """The JSON of each line that is not blank, and the SHA-256 of the file; raises InvalidInput that names the line."""
+def read_json_lines(name: str) -> tuple[dict[int, Any], str]:
+    """The JSON of each line that is not blank, by its number, and the SHA-256 of the file; raises InvalidInput that
+    names the line. Only a line feed ends a line: other separators may stand in a text."""
     where = name_of(name)
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        lines = data.decode("utf-8").splitlines()
+        lines = data.decode("utf-8").split("\n")
     except OSError as error:
         raise InvalidInput(f"{where}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{where}: {error}") from error
-    rows = []
+    rows = {}
     for number, line in enumerate(lines, 1):
         try:
-            rows += [json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)] if line.strip() else []
+            if line.strip():
+                rows[number] = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)
         except ValueError as error:
             raise InvalidInput(f"{where}: line {number}: {error}") from error
     return rows, hashlib.sha256(data).hexdigest()

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from models.imported import ImportedRow, read_row
+from models.imported import ImportedRow, is_not_terminal, read_row
 from models.outcome import RewardMode
 from rollbook.cli.aio import finish
 from rollbook.cli.files import name_of, read_json_lines
@@ -43,6 +43,7 @@ def import_legacy(
     async def work() -> int:
         found = settings()
         raw, sha256 = read_json_lines(file)
+        results, beside = _results(file, raw, reward_mode)
         source = Source(
             batch_id=read_batch_id(batch_id),
             deployment_id=found.deployment_id,
@@ -50,7 +51,8 @@ def import_legacy(
             task_set=task_set,
             reward_mode=reward_mode,
             sha256=sha256,
-            rows=[_read(file, number, row, reward_mode) for number, row in enumerate(raw, 1)],
+            rows=list(results.values()),
+            lines=list(results),
             model=model,
             note=note,
         )
@@ -58,7 +60,7 @@ def import_legacy(
         if not dry_run:
             async with open_ledger(found) as ledger:
                 added = (await ledger.import_results(source)).added
-        _tell(source, added, dry_run, as_json)
+        _tell(source, beside, added, dry_run, as_json)
         return 0
 
     finish(work())
@@ -72,20 +74,35 @@ def _namespace(found: Settings) -> str:
         return "default"
 
 
-def _read(file: str, number: int, row: object, reward_mode: RewardMode) -> ImportedRow:
-    try:
-        return read_row(row, reward_mode)
-    except ValueError as error:
-        raise InvalidInput(f"{name_of(file)}: row {number}: {error}") from error
+def _results(file: str, raw: dict[int, object], reward_mode: RewardMode) -> tuple[dict[int, ImportedRow], int]:
+    """The results by their line, and how many attempts stand beside them that are no rollout's result."""
+    found: dict[int, ImportedRow] = {}
+    for line, row in raw.items():
+        try:
+            if not is_not_terminal(row):
+                found[line] = read_row(row, reward_mode)
+        except ValueError as error:
+            raise InvalidInput(f"{name_of(file)}: line {line}: {error}") from error
+    if not found:
+        beside = f", only {several(len(raw), 'row')} of attempts beside one" if raw else ""
+        raise InvalidInput(f"{name_of(file)}: holds no result{beside}")
+    return found, len(raw) - len(found)
 
 
-def _tell(source: Source, added: int, dry_run: bool, as_json: bool) -> None:
+def _tell(source: Source, beside: int, added: int, dry_run: bool, as_json: bool) -> None:
     admitted = sum(row.admitted for row in source.rows)
     state = "checked" if dry_run else "imported" if added else "already imported"
-    numbers = {"planned": len(source.rows), "admitted": admitted, "masked": len(source.rows) - admitted}
+    numbers = {
+        "planned": len(source.rows),
+        "admitted": admitted,
+        "masked": len(source.rows) - admitted,
+        "skipped": beside,
+    }
     if as_json:
         print_json({"batch_id": source.batch_id, "state": state, **numbers})
         return
     say(f"{source.batch_id} {state}: {several(len(source.rows), 'rollout')}, {admitted} admitted")
+    if beside:
+        say(f"  {several(beside, 'row')} skipped: attempts beside a result (_ng_failure_terminal is false)")
     if not dry_run:
         say(f"  rollbook audit {source.batch_id}")

@@ -78,6 +78,8 @@ class Source:
     """Of the file."""
     rows: Sequence[ImportedRow]
     """In the order of the file, one per row."""
+    lines: Sequence[int] = ()
+    """Where each of them stands in the file; by default one after another, from 1."""
     model: str | None = None
     note: str = ""
 
@@ -116,15 +118,17 @@ def _plan(source: Source, members: list[Member]) -> list[_Planned]:
     """Each row's rollout, in OSWorld's order; refuses doubled, missing and unknown ones."""
     known = {member.task_id: member for member in members}
     lines: dict[tuple[str, int], int] = {}
-    for line, row in enumerate(source.rows, 1):
+    found: dict[tuple[str, int], ImportedRow] = {}
+    for line, row in zip(source.lines or range(1, len(source.rows) + 1), source.rows, strict=True):
         if row.task_id not in known:
-            raise InvalidInput(f"row {line}: task_id: task set {source.task_set} has no task {row.task_id!r}")
+            raise InvalidInput(f"line {line}: task_id: task set {source.task_set} has no task {row.task_id!r}")
         if (row.task_id, row.sample) in lines:
             first = lines[row.task_id, row.sample]
-            raise InvalidInput(f"row {line}: task {row.task_id} rollout {row.sample} is in row {first} already")
+            raise InvalidInput(f"line {line}: task {row.task_id} rollout {row.sample} is in line {first} already")
         lines[row.task_id, row.sample] = line
+        found[row.task_id, row.sample] = row
     if not lines:
-        raise InvalidInput("the file holds no row")
+        raise InvalidInput("the file holds no result")
     counts = _counts(lines)
     chosen = select_tasks(members, TaskFilter(ids=sorted(counts)))
     order = [(member, sample) for sample in range(max(counts.values())) for member in chosen]
@@ -133,7 +137,7 @@ def _plan(source: Source, members: list[Member]) -> list[_Planned]:
         _Planned(
             key=rollout_key(source.batch_id, member.domain, member.task_id, sample),
             member=member,
-            row=source.rows[lines[member.task_id, sample] - 1],
+            row=found[member.task_id, sample],
             number=lines[member.task_id, sample],
             order=number,
         )
@@ -147,9 +151,10 @@ def _counts(lines: dict[tuple[str, int], int]) -> dict[str, int]:
     for task_id, sample in lines:
         samples[task_id].add(sample)
     for task_id, found in samples.items():
-        if missing := sorted(set(range(max(found) + 1)) - found):
+        if len(found) <= max(found):
+            missing = next(sample for sample in range(len(found)) if sample not in found)
             raise InvalidInput(
-                f"task {task_id}: rollout {missing[0]} of 0..{max(found)} is missing in the file; a batch is imported "
+                f"task {task_id}: rollout {missing} of 0..{max(found)} is missing in the file; a batch is imported "
                 "whole. Add its row (masked, if it has no result)"
             )
     return {task_id: len(found) for task_id, found in samples.items()}

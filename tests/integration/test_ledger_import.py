@@ -1,5 +1,6 @@
 """Results from elsewhere become a finished batch: whole, or not at all, and the audit is clean afterwards."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,11 @@ import pytest
 
 from models.admission import AdmissionDecision
 from models.imported import read_row
+from rollbook.artifacts.store import ArtifactStore
 from rollbook.cli import main
+from rollbook.cli.files import read_json_lines
 from rollbook.errors import InvalidInput, SpecConflict
+from rollbook.export.gym import export_gym
 from rollbook.ledger.imports import Source
 from rollbook.ledger.redecide import Rule
 from tests.integration.ledgerkit import DEPLOYMENT, NAMESPACE, Kit, rows
@@ -87,10 +91,11 @@ async def test_the_same_file_again_changes_nothing_and_another_is_refused(kit: K
 @pytest.mark.parametrize(
     ("results", "message"),
     [
-        ([*RESULTS, old(1)], "row 6: task task-001 rollout 0 is in row 1 already"),
-        ([*RESULTS, old(99)], "row 6: task_id: task set tasks has no task 'task-099'"),
+        ([*RESULTS, old(1)], "line 6: task task-001 rollout 0 is in line 1 already"),
+        ([*RESULTS, old(99)], "line 6: task_id: task set tasks has no task 'task-099'"),
         ([*RESULTS, old(1, 2)], "task task-001: rollout 1 of 0..2 is missing in the file"),
-        ([], "the file holds no row"),
+        ([*RESULTS, old(1, 999_999)], "task task-001: rollout 1 of 0..999999 is missing in the file"),
+        ([], "the file holds no result"),
     ],
 )
 async def test_nothing_is_half_done(kit: Kit, results: list[dict[str, Any]], message: str) -> None:
@@ -143,6 +148,7 @@ def test_the_command(
         "planned": 5,
         "admitted": 3,
         "masked": 2,
+        "skipped": 0,
     }
     assert main.run(command) == 0
     assert "already imported: 5 rollouts, 3 admitted" in capsys.readouterr().out
@@ -153,7 +159,60 @@ def test_the_command(
     capsys.readouterr()
     file.write_text(json.dumps({"task_id": "task-000", "score": 1.0}) + "\n")
     assert main.run([*command[:-3], "other", "--task-set", "tasks"]) == 2
-    assert "row 1: neither runtime_eligible nor mask_sample" in capsys.readouterr().err
+    assert "line 1: neither runtime_eligible nor mask_sample" in capsys.readouterr().err
     file.write_text('{"score": NaN}\n')
     assert main.run(command) == 2
     assert "line 1: NaN is not JSON" in capsys.readouterr().err
+
+
+async def exported(kit: Kit, directory: Path) -> list[str]:
+    """Lines of the main file and the sidecar of a batch: admitted; masked; masked and then run again."""
+    admitted, masked, again = await kit.keys(samples=3, tasks={"ids": ["task-000"]})
+    await kit.run(admitted)
+    for key in (masked, again):
+        claimed = await kit.claim(key)
+        await kit.end(key, claimed.attempt_index, "run-1", infrastructure_failure_reason="timeout")
+    await kit.ledger.request_rerun(kit.batch_id, [again], reason="again", requested_by="ann")
+    await kit.run(again, run_id="run-2")
+    store = ArtifactStore.open(f"file://{directory}/store")
+    await export_gym(kit.ledger, store, kit.batch_id, directory / "gym.jsonl")
+    names = ("gym_failures.jsonl", "gym.jsonl")
+    return [line for name in names for line in (directory / name).read_text().split("\n") if line]
+
+
+async def test_main_file_and_sidecar_together_are_read(
+    kit: Kit, ledger_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROLLBOOK_DATABASE_URL", ledger_url)
+    monkeypatch.setenv("ROLLBOOK_STATE_DIR", str(tmp_path))
+    lines = await exported(kit, tmp_path)
+    file, batch_id = tmp_path / "all.jsonl", f"{kit.batch_id}-back"
+    command = ["import", "legacy", str(file), "--batch-id", batch_id, "--task-set", "tasks"]
+
+    async def run(content: list[str], *more: str) -> tuple[int, str]:
+        file.write_text("\n".join(content))
+        code = await asyncio.to_thread(main.run, [*command, *more])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    beside = [line for line in lines if '"_ng_failure_terminal":false' in line]
+    assert (len(lines), len(beside)) == (4, 1)
+    code, said = await run(beside)
+    assert (code, "holds no result, only 1 row of attempts beside one" in said) == (2, True), said
+    code, said = await run(["", *lines, lines[-1]])
+    assert (code, "line 6: task task-000 rollout" in said, "in line 5 already" in said) == (2, True, True), said
+    code, said = await run([*lines, '{"_ng_failure_terminal": 0}'])
+    assert (code, "line 5: _ng_failure_terminal: must be" in said) == (2, True), said
+    code, said = await run(lines)
+    assert (code, "1 row skipped" in said) == (0, True), said
+    code, said = await run(lines, "--json")
+    numbers = {"planned": 3, "admitted": 2, "masked": 1, "skipped": 1}
+    assert json.loads(said) == {"batch_id": batch_id, "state": "already imported", **numbers}
+    assert (await kit.ledger.audit(batch_id)).ok
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes('{"a": "one\u2028\x85two"}\r\n\n{"b": 1}\n'.encode())
+    found, _ = read_json_lines(str(file))
+    assert found == {1: {"a": "one\u2028\x85two"}, 3: {"b": 1}}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from models.imported import read_row
+from models.imported import is_not_terminal, read_row
 
 OLD: dict[str, Any] = {"task_id": "t", "_ng_rollout_index": 2, "mask_sample": False, "score": 0.5, "reward": 0.0}
 NEW: dict[str, Any] = {
@@ -38,6 +38,12 @@ FAILED = NEW | {
         ({"mask_sample": True}, False, "legacy_runtime_masked", "legacy_runtime_masked", None, None),
         ({"mask_sample": True, "score": 0.0}, False, "legacy_runtime_masked", "legacy_runtime_masked", None, None),
         ({"mask_sample": True, "termination_reason": "timeout"}, False, "timeout", "timeout", None, None),
+        ({"mask_sample": True, "termination_reason": "Timeout"}, False, "timeout", "timeout", None, None),
+        ({"mask_sample": True, "infrastructure_failure_reason": "timeout"}, False, "timeout", "timeout", None, None),
+        (
+            {"mask_sample": True, "termination_reason": "timeout", "infrastructure_failure_reason": "TimeOut"},
+            *(False, "timeout", "timeout", None, None),
+        ),
         ({"mask_sample": True, "termination_reason": "odd one"}, False, "odd one", "odd one", None, None),
         ({"mask_sample": True, "evaluation_completed": True}, False, *["legacy_runtime_masked"] * 2, 0.5, 0.0),
     ],
@@ -50,6 +56,7 @@ def test_rows_with_only_mask_sample(
     assert (row.task_id, row.sample) == ("t", 2)
     assert (row.admitted, row.reason, row.termination_reason) == (admitted, reason, termination)
     assert (row.score, row.reward, row.facts.evaluation_completed) == (score, reward, score is not None)
+    assert row.facts.infrastructure_failure_reason == ("timeout" if termination == "timeout" else None)
 
 
 def test_rows_with_their_facts() -> None:
@@ -97,8 +104,44 @@ def test_raw_rewards_are_scores() -> None:
         (NEW | {"runtime_admission_reason": "because"}, "the row says"),
         (FAILED | {"termination_reason": "agent_done"}, "the row says"),
         (OLD | {"steps": -1}, "steps: must be a list"),
+        (OLD | {"steps": 2**40}, "steps: must be a list or a number from 0 to 1000000, not 1099511627776"),
+        (OLD | {"_ng_rollout_index": 2**31}, "rollout_index: must be a whole number from 0 to 999999"),
+        (OLD | {"score": 10**400}, "score: must be a number from 0 to 1"),
+        (OLD | {"score": float("inf")}, "score: must be a number from 0 to 1"),
+        *[
+            (OLD | {"termination_reason": word}, f"termination_reason: what ended with {ending} is not eligible")
+            for word, ending in (
+                ("evaluation_incomplete", "evaluation_incomplete"),
+                ("rollout_state_incomplete", "rollout_state_incomplete"),
+                ("Timeout", "timeout"),
+                (" TIMEOUT ", "timeout"),
+                ("Sandbox lost", "sandbox_lost"),
+                ("model-call-failed", "model_call_failed"),
+                ("out of memory", "out of memory"),
+            )
+        ],
+        (OLD | {"termination_reason": "Agent_Done"}, "exactly one of agent_done, agent_fail"),
+        (OLD | {"infrastructure_failure_reason": "sandbox_lost"}, "infrastructure_failure_reason: what failed with"),
+        (OLD | {"infrastructure_failure_reason": "odd one"}, "infrastructure_failure_reason: what failed with odd"),
+        (OLD | {"verifier_metadata": {"osworld_infrastructure_failure_reason": "timeout"}}, "failed with timeout"),
+        (NEW | {"infrastructure_failure_reason": "timeout"}, "infrastructure_failure_reason: what failed with timeout"),
+        (FAILED | {"infrastructure_failure_reason": "timeout"}, "timeout and termination_reason evaluator_error"),
+        (FAILED | {"infrastructure_failure_reason": 7}, "infrastructure_failure_reason: must be a text"),
+        (FAILED | {"termination_reason": "Evaluator_Error"}, "the row says"),
+        (
+            OLD | {"mask_sample": True, "termination_reason": "agent_done", "infrastructure_failure_reason": "timeout"},
+            "infrastructure_failure_reason: timeout and termination_reason agent_done contradict",
+        ),
     ],
 )
 def test_what_is_refused(raw: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_row(raw, "binary")
+
+
+def test_which_rows_stand_beside_a_result() -> None:
+    flags: list[Any] = [{}, {"_ng_failure_terminal": None}, {"_ng_failure_terminal": True}]
+    assert [is_not_terminal(OLD | flag) for flag in flags] == [False] * 3
+    assert is_not_terminal(OLD | {"_ng_failure_terminal": False})
+    with pytest.raises(ValueError, match="_ng_failure_terminal: must be true or false, not 0"):
+        is_not_terminal(OLD | {"_ng_failure_terminal": 0})
