@@ -98,6 +98,7 @@ class OsworldActivities:
             work_dir=self._services.work_dir(desk.sandbox_key) / token[:12],
             timeout_s=timeout_s,
             token=token,
+            first_try=activity.info().attempt == 1,
             files=files,
         )
 

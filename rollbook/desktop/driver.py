@@ -32,6 +32,8 @@ class Job:
     timeout_s: float
     token: str
     """Names this try of the phase."""
+    first_try: bool = False
+    """Whether no other try of the phase can have begun before."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """What earlier phases left in OSWorld's cache."""
 
@@ -74,7 +76,7 @@ class Driver(Protocol):
         ...
 
     async def postconfig(self, job: Job, note: Note, keep: Keep) -> Files:
-        """Run the evaluator's postconfig once.
+        """Run the evaluator's postconfig once. What the desktop says of an earlier try is not believed.
 
         Raises EvaluationInterrupted, EvaluatorError, SandboxLost.
         """

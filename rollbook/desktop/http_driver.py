@@ -81,10 +81,11 @@ class HttpDriver:
         names = written_by(steps)
         endpoints = await self._equip(job)
         claim = await claim_phase(self._client, "postconfig", job.token)
-        if claim.state == "done" and (left := _left(claim.note, names)) is not None:
-            return left
         if claim.state != "claimed":
-            raise EvaluationInterrupted("postconfig began on this desktop before and its end is unknown")
+            # the agent could have written this: it must neither spare itself the postconfig nor choose another attempt
+            if job.first_try:
+                raise EvaluatorError("postconfig is claimed on this desktop before it ever began: not by us")
+            raise EvaluationInterrupted("postconfig began on this desktop before, and no word of its end is believed")
         result = await self._run("postconfig", job, endpoints, None, note)
         if self._lost(result):
             raise SandboxLost(f"the desktop died during postconfig: {_words(result)}")
@@ -125,7 +126,7 @@ class HttpDriver:
             )
 
     async def _finish(self, phase: str, job: Job, names: list[str], keep: Keep) -> Files:
-        """Keep what the phase left, then record its end with that: a later try returns the same."""
+        """Keep what the phase left, then record its end with that: a later try of the setup returns the same."""
         files: Files = {}
         if names:
             cache = cache_dir(job.work_dir, job.task["id"])

@@ -59,6 +59,14 @@ async def _ask(client: GuestClient, phase: str, verb: str, *, token: str = "", n
             await asyncio.sleep(number)
     for line in result.output.splitlines():
         if line.startswith(_MARK):
-            answer = json.loads(line.removeprefix(_MARK))
-            return answer if isinstance(answer, dict) else {}
+            return _read(line.removeprefix(_MARK))
     raise ActionFailed(f"the guest could not {verb} phase {phase}: {(result.error or result.output)[:500]}")
+
+
+def _read(text: str) -> dict[str, Any]:
+    """The guest's answer; empty for what is none. The guest is hostile."""
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}

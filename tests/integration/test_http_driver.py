@@ -15,7 +15,7 @@ from models.evidence import ArtifactRef
 from rollbook.desktop.client import GuestClient
 from rollbook.desktop.driver import Files, Job
 from rollbook.desktop.http_driver import HttpDriver
-from rollbook.errors import EvaluationInterrupted, ProviderUnavailable, SetupFailed, SetupInterrupted
+from rollbook.errors import EvaluationInterrupted, EvaluatorError, ProviderUnavailable, SetupFailed, SetupInterrupted
 from rollbook.osworld.environment import ensure_environment
 from rollbook.sandboxes.docker import DockerProvider
 from rollbook.sandboxes.nonce import read_nonce
@@ -113,7 +113,6 @@ async def test_what_commands_printed_reaches_the_evaluator_of_another_try(bench:
     files = await bench.driver.prepare(bench.job(task), quiet, bench.keep)
     assert await bench.driver.prepare(bench.job(task), quiet, bench.keep) == files, "a repeated try is told the same"
     after = await bench.driver.postconfig(bench.job(task), quiet, bench.keep)
-    assert await bench.driver.postconfig(bench.job(task), quiet, bench.keep) == after
     assert (list(files), list(after)) == (["before.out"], ["after.out"])
     assert set(bench.kept.values()) == {b"before\n", b"after\n"}
     for _ in range(2):
@@ -125,16 +124,26 @@ async def test_what_commands_printed_reaches_the_evaluator_of_another_try(bench:
     assert (await bench.driver.evaluate(wrong, "DONE", quiet)).score == 0.0
 
 
-async def test_an_end_that_says_nothing_of_its_files_is_an_interrupted_phase(bench: Bench) -> None:
+async def test_an_end_of_setup_that_says_nothing_of_its_files_is_an_interrupted_phase(bench: Bench) -> None:
     task = two_files()
     await bench.driver.prepare(bench.job(task), quiet, bench.keep)
-    await bench.driver.postconfig(bench.job(task), quiet, bench.keep)
     for note in ("", "[]", '{"other": {"sha256": "' + "0" * 64 + '", "size_bytes": 1, "media_type": "x"}}'):
         await bench.shell(f"for f in /tmp/.rollbook-phases/*.done; do printf '%s' '{note}' > $f; done")
         with pytest.raises(SetupInterrupted):
             await bench.driver.prepare(bench.job(task), quiet, bench.keep)
-        with pytest.raises(EvaluationInterrupted):
-            await bench.driver.postconfig(bench.job(task), quiet, bench.keep)
+
+
+@pytest.mark.parametrize("forged", [["claim"], ["claim", "done"]])
+async def test_an_agent_spares_itself_no_postconfig_and_gains_no_attempt(bench: Bench, forged: list[str]) -> None:
+    """Two empty files of the desktop's user once made the evaluator look at what postconfig would have taken away."""
+    await bench.shell("mkdir -p /tmp/.rollbook-phases")
+    for name in forged:
+        await bench.shell(f"touch /tmp/.rollbook-phases/postconfig.{name}")
+    with pytest.raises(EvaluatorError, match="not by us") as first:
+        await bench.driver.postconfig(replace(bench.job(two_files()), first_try=True), quiet, bench.keep)
+    assert not first.value.guest_failed, "or a fresh desktop would be its reward"
+    with pytest.raises(EvaluationInterrupted):
+        await bench.driver.postconfig(bench.job(two_files()), quiet, bench.keep)
 
 
 async def test_a_desktop_without_the_runtimes_tools_fails_setup_and_says_what_is_missing(bench: Bench) -> None:

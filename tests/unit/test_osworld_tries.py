@@ -5,6 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from temporalio.testing import ActivityEnvironment
+
 from activities.osworld import OsworldActivities
 from models.episode import Desk
 from rollbook.ledger.records import AttemptContext
@@ -17,6 +19,6 @@ def test_a_try_finds_nothing_that_a_killed_one_left(tmp_path: Path) -> None:
     context: Any = {name: None for name in AttemptContext.__slots__} | {"task": {}, "contract": {}}
     desk = Desk(provider="docker", sandbox_id="s", sandbox_key=uuid.uuid4().hex, nonce="n")
     activities = OsworldActivities(services)
-    first, second = (activities._job(AttemptContext(**context), desk, 1.0) for _ in range(2))
+    first, second = (ActivityEnvironment().run(activities._job, AttemptContext(**context), desk, 1.0) for _ in range(2))
     assert first.work_dir != second.work_dir
     assert first.work_dir.parent == second.work_dir.parent == tmp_path / desk.sandbox_key  # removed with the desktop
