@@ -10,7 +10,6 @@ ALTER TABLE model_call
     ADD CONSTRAINT model_call_failure_vocabulary CHECK (failure_kind IN ('context_overflow', 'transport_error', 'output_truncated', 'empty_response', 'unparseable', 'model_timeout')) NOT VALID,
     ADD CONSTRAINT model_call_tokens CHECK (prompt_tokens >= 0 AND completion_tokens >= 0) NOT VALID;
 CREATE INDEX outcome_evaluated_then_closed_idx ON outcome (rollout_key, attempt_index)
-    WHERE evaluation_completed AND infrastructure_failure_reason IS NOT NULL
-        AND (closed_by IN ('claim', 'cancel', 'reconcile') OR next_state <> 'final');
+    WHERE NOT runtime_eligible AND evaluations > 0;
 CREATE UNIQUE INDEX model_call_decides_idx ON model_call (rollout_key, attempt_index, step)
     WHERE accepted OR policy_stop_reason IS NOT NULL;

@@ -8,7 +8,7 @@ from sqlalchemy import bindparam, select, text
 from sqlalchemy.dialects.postgresql import ARRAY, INTEGER, TEXT, UUID
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from models.admission import RECONCILED_POLICY
+from models.admission import RECONCILED_POLICY, SAMPLE_MASKED, TRAINING_POLICY
 from models.outcome import Infra
 from rollbook.ledger import tables
 from rollbook.ledger.control import check_launch
@@ -84,6 +84,14 @@ _DECIDE_ROWS = text("""
     FROM unnest(:keys, :indexes) AS new (rollout_key, attempt_index)
 """).bindparams(bindparam("keys", type_=ARRAY(TEXT)), bindparam("indexes", type_=ARRAY(INTEGER)))
 
+_DECIDE_TRAINING = text("""
+    INSERT INTO admission (rollout_key, attempt_index, scope, decision_index, admitted, policy_id, reason, decided_by,
+                           row_digest)
+    SELECT rollout_key, attempt_index, 'training', 1, false, :training_policy_id, :training_reason, 'cancel', ''
+    FROM unnest(:keys, :indexes) AS new (rollout_key, attempt_index) JOIN rollout USING (rollout_key)
+    WHERE identity_source = 'caller'
+""").bindparams(bindparam("keys", type_=ARRAY(TEXT)), bindparam("indexes", type_=ARRAY(INTEGER)))
+
 _CLOSE_ROWS = text("""
     UPDATE rollout
     SET state = 'final', current_attempt = new.attempt_index,
@@ -126,6 +134,8 @@ async def close_some(
     detail = {"detail": told(reason)[:2000], "reward_mode": batch["contract"]["reward_mode"]}
     await conn.execute(_END_ROWS, values | said | detail)
     await conn.execute(_DECIDE_ROWS, {"keys": values["keys"], "indexes": indexes} | said)
+    training = {"training_policy_id": TRAINING_POLICY, "training_reason": SAMPLE_MASKED}
+    await conn.execute(_DECIDE_TRAINING, {"keys": values["keys"], "indexes": indexes} | training)
     await conn.execute(_CLOSE_ROWS, values)
     return len(rows)
 

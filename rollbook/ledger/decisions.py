@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from models.admission import AdmissionDecision
+from models.admission import LEGACY_POLICY, POLICIES, RECONCILED_POLICY, AdmissionDecision
 from models.episode import AttemptRef
 from rollbook.errors import InvalidInput
 from rollbook.ledger import tables
@@ -21,7 +21,15 @@ async def decide_admission(
     attempt_index: int | None = None,
     evidence: dict[str, Any] | None = None,
 ) -> AttemptRef:
-    """Append a decision on an ended attempt (the selected one by default). Raises InvalidInput that says why not."""
+    """Append a decision on an ended attempt (the selected one by default). Raises InvalidInput that says why not.
+
+    It is a person's: in the name of a rule only that rule decides (`redecide`, and the end of an attempt).
+    """
+    if decision.policy_id in {*POLICIES, LEGACY_POLICY, RECONCILED_POLICY}:
+        raise InvalidInput(
+            f"policy_id: {decision.policy_id} is a rule and decides for itself (`rollbook redecide`); a decision by "
+            "hand has another name, for instance rollbook-manual-v1"
+        )
     if not decision.reason.strip() or not decided_by.strip():
         raise InvalidInput("reason: say why and who decides; a decision is on record for good")
     row = await lock_rollout(conn, rollout_key)

@@ -18,9 +18,11 @@ def create_engine(url: str, *, pool_size: int = 10, role: str | None = None) -> 
     """An engine for the ledger at `url` (`postgresql+psycopg://…`).
 
     `role`: work as this database role (for instance `rollbook_worker`), if the login may.
-    Statements are bounded: 120 s each, 30 s waiting for a lock, 60 s idle inside a transaction.
+    Statements are bounded: 120 s each, 30 s waiting for a lock, 60 s idle inside a transaction. Transactions are READ
+    COMMITTED, whatever the database's default is: under any other level a lock shows nothing new.
     """
     options = "-c statement_timeout=120s -c lock_timeout=30s -c idle_in_transaction_session_timeout=60s"
+    options += r" -c default_transaction_isolation=read\ committed"
     if role is not None:
         options += f" -c role={role}"
     return create_async_engine(

@@ -1,5 +1,6 @@
 """Finalize: the episode's own end of its attempt. The score is the evaluation row's, never the request's."""
 
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import RowMapping, select
@@ -8,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from models.episode import Finalized, FinalizeRequest
 from rollbook.errors import Fenced, LedgerConflict
 from rollbook.ledger import tables
+from rollbook.ledger.borne_out import borne_out
 from rollbook.ledger.ending import End, decide, read_batch, record_end
 from rollbook.ledger.fence import lock_rollout
 from rollbook.ledger.storable import told
@@ -29,6 +31,7 @@ _COMPARED = (
 async def finalize(conn: AsyncConnection, request: FinalizeRequest, run_id: str) -> Finalized:
     """End an attempt. Repeating the same request returns the same answer.
 
+    An end that the evidence does not bear out is recorded as `rollout_error`, masked: refusing it would help nobody.
     Raises Fenced if the attempt is another run's or was ended from outside, LedgerConflict if it ended otherwise.
     """
     row = await lock_rollout(conn, request.attempt.rollout_key)
@@ -38,11 +41,12 @@ async def finalize(conn: AsyncConnection, request: FinalizeRequest, run_id: str)
     if attempt is None or attempt["run_id"] != run_id:
         raise Fenced(f"{name} is not run {run_id}'s")
     end = _interpret(request, await _row(conn, tables.evaluation, key))
-    if known := await _row(conn, tables.outcome, key):
-        _require_same(name, known, end)
-        return await _answer(conn, key)
     batch = await read_batch(conn, row["batch_id"])
-    end = await decide(conn, row, batch, key[1], end)
+    proven = await borne_out(conn, key, end, batch["contract"]["limits"]["max_steps"])
+    if known := await _row(conn, tables.outcome, key):
+        _require_same(name, known, end, proven)
+        return await _answer(conn, key)
+    end = await decide(conn, row, batch, key[1], proven)
     await record_end(conn, row, batch, key[1], end)
     values: dict[str, Any] = {"state": end.next_state} | ({"selected_attempt": key[1]} if end.selected else {})
     await conn.execute(tables.rollout.update().where(tables.rollout.c.rollout_key == key[0]).values(values))
@@ -64,18 +68,24 @@ def _interpret(request: FinalizeRequest, evaluation: RowMapping | None) -> End:
     )
 
 
-def _require_same(name: str, known: RowMapping, end: End) -> None:
+def _require_same(name: str, known: RowMapping, end: End, proven: End) -> None:
+    """The end as it was reported, as the evidence bore it out, or as versions before revision 0007 recorded it."""
     if known["closed_by"] != "episode":
         raise Fenced(f"{name} was ended from outside ({known['termination_reason']})")
+    silent = replace(end, facts=end.facts.model_copy(update={"evaluation_completed": False}), score=None)
+    different = [_differences(known, one) for one in (end, proven, silent)]
+    if all(different):
+        raise LedgerConflict(f"{name} ended already, with other facts ({'; '.join(different[0])})")
+
+
+def _differences(known: RowMapping, end: End) -> list[str]:
     said = end.facts.model_dump() | {
         "guest_failed": end.guest_failed,
         "steps": end.steps,
         "detail": end.detail,
         "score": end.score,
     }
-    different = [f"{field}: {known[field]!r} -> {said[field]!r}" for field in _COMPARED if known[field] != said[field]]
-    if different:
-        raise LedgerConflict(f"{name} ended already, with other facts ({'; '.join(different)})")
+    return [f"{field}: {known[field]!r} -> {said[field]!r}" for field in _COMPARED if known[field] != said[field]]
 
 
 async def _row(conn: AsyncConnection, table: Any, key: tuple[str, int]) -> RowMapping | None:

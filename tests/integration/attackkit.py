@@ -28,7 +28,12 @@ OUTCOME = """
         termination_reason, runtime_eligible, runtime_admission_reason, runtime_admission_policy_id, score, reward,
         reward_mode, closed_by, selected, next_state, turns, model_calls, evaluations, row_digest)
     SELECT {key}, {attempt}, {evaluated}, {infra}, {action}, {done}, {horizon}, {stop}, false, {steps}, {termination},
-        {eligible}, {reason}, {policy}, {score}, {reward}, {mode}, {closed_by}, {selected}, {next}, 0, 0, 1, ''
+        {eligible}, {reason}, {policy}, {score}, {reward}, {mode}, {closed_by}, {selected}, {next},
+        coalesce({turns}, (SELECT count(*) FROM turn WHERE (rollout_key, attempt_index) = ({key}, {attempt}))),
+        coalesce({calls}, (SELECT count(*) FROM model_call WHERE (rollout_key, attempt_index) = ({key}, {attempt}))),
+        coalesce({evaluations},
+            (SELECT count(*) FROM evaluation WHERE (rollout_key, attempt_index) = ({key}, {attempt}))),
+        ''
 """
 HONEST = {
     "attempt": "1",
@@ -49,6 +54,9 @@ HONEST = {
     "closed_by": "'episode'",
     "selected": "true",
     "next": "'final'",
+    "turns": "NULL",
+    "calls": "NULL",
+    "evaluations": "NULL",
 }
 """Facts of an attempt that its policy ended with DONE in step 3; `key` is left to say."""
 

@@ -72,6 +72,13 @@ SILENT = {
     "next": "'waiting'",
 }
 """The evaluation says 0.25, the end says that nothing was evaluated and that another attempt is due."""
+TIMEOUT = {
+    "infra": "'timeout'",
+    "action": "NULL",
+    "termination": "'timeout'",
+    "eligible": "false",
+    "reason": "'timeout'",
+}
 
 
 @pytest.mark.parametrize(
@@ -116,8 +123,16 @@ SILENT = {
         (SILENT, "the score is the evaluator's or none"),
         (SILENT | {"closed_by": "'cancel'"}, "the score is the evaluator's or none"),
         (SILENT | {"evaluated": "true"}, "the score is the evaluator's or none"),
-        ({"closed_by": "'cancel'"}, "outcome_closed_from_outside"),
-        ({"closed_by": "'reconcile'"}, "outcome_closed_from_outside"),
+        ({"closed_by": "'cancel'"}, "knows nothing of its steps"),
+        (TIMEOUT | {"closed_by": "'cancel'"}, "knows nothing of its steps"),
+        (TIMEOUT | {"closed_by": "'cancel'", "steps": "0"}, "outcome_closed_from_outside"),
+        (TIMEOUT | {"closed_by": "'reconcile'", "steps": "0"}, "outcome_closed_from_outside"),
+        (TIMEOUT | {"closed_by": "'claim'", "steps": "0"}, "outcome_closed_from_outside"),
+        (TIMEOUT | {"steps": "1"}, "did not take 1 steps"),
+        (TIMEOUT | {"steps": "999"}, "did not take 999 steps"),
+        (TIMEOUT | {"turns": "5"}, "has 4 turns, 3 model calls and 1 evaluations"),
+        (TIMEOUT | {"calls": "9"}, "has 4 turns, 3 model calls and 1 evaluations"),
+        ({"evaluations": "0"}, "has 4 turns, 3 model calls and 1 evaluations"),
         ({"next": "'waiting'"}, "outcome_another_attempt"),
         ({"next": "'running'"}, "outcome_another_attempt"),
         (
@@ -135,7 +150,6 @@ SILENT = {
         ({"attempt": "2"}, "not the newest"),
         ({"key": ADMITTED}, "outcome_pkey|not the newest|the score"),
         ({"key": WAITING}, "not the newest|violates|outcome_pkey|the score"),
-        ({"closed_by": "'claim'"}, "outcome_closed_from_outside"),
         ({}, "ended without the rollout becoming final"),
     ],
 )

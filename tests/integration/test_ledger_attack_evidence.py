@@ -203,6 +203,7 @@ async def test_the_first_decision_is_the_classification(victim: Kit) -> None:
     late: dict[str, Any] = {
         "infra": "'model_timeout'",
         "action": "NULL",
+        "steps": "0",
         "termination": "'model_timeout'",
         "eligible": "false",
         "reason": "'model_timeout'",

@@ -57,6 +57,7 @@ async def test_turns(kit: Kit) -> None:
     key = (await kit.keys())[0]
     await kit.claim(key)
     attempt = ref(key, 1)
+    await kit.ledger.commit_model_call(attempt, "run-1", ModelCall(step=1, policy_kind="noop", actions=["WAIT"]))
     seen = Observation(screenshot=artifact("s"), accessibility_tree=artifact("a"))
     actions = [{"status": "in_doubt"}, {"status": "raised", "error": "x\x00y"}, {"status": "ok"}]
     values: dict[str, Any] = {"step": 1, "observation": seen, "actions": actions}

@@ -83,6 +83,14 @@ WHERE batch_id = :batch_id AND trajectory_rollout_id <> 'rollout-' || left(encod
     ELSE '[{"attempt_index":' || attempt_index - 1 || ',"rollout_index":' || rollout_index || caller_tail END,
     'UTF8')), 'hex'), 24);
 
+-- name: shared_group
+SELECT DISTINCT ours.rollout_key AS subject, 'group ' || ours.source_group_id || ' of sampling event '
+    || ours.sampling_event_id || ' is also in batch ' || other.batch_id || ', task ' || other.task_id AS detail
+FROM rollout AS ours JOIN rollout AS other ON other.sampling_event_id = ours.sampling_event_id
+    AND other.source_group_id = ours.source_group_id
+    AND (other.batch_id, other.task_id) <> (ours.batch_id, ours.task_id)
+WHERE ours.batch_id = :batch_id;
+
 -- name: state
 WITH fact AS (
     SELECT rollout.rollout_key, rollout.state, rollout.current_attempt, made.attempt_index, ended.next_state,
@@ -180,7 +188,31 @@ WHERE batch_id = :batch_id AND closed_by = 'episode' AND (
     OR coalesce(last.step, 0) NOT BETWEEN steps AND steps + 1
     OR seen.step > steps
     -- the first observation and one per step, but for an end that acts no more
-    OR (runtime_eligible AND turns <> steps + 1 - last.unseen::integer));
+    OR (runtime_eligible AND (turns <> steps + 1 - last.unseen::integer
+        OR seen.step > steps - last.unseen::integer)));
+
+-- name: turn_counts
+SELECT rollout_key AS subject, 'attempt ' || attempt_index || ', step ' || step || ': ' || in_doubt || ' in doubt and '
+    || raised || ' raised are not what its actions say' AS detail
+FROM rollout JOIN turn USING (rollout_key)
+WHERE batch_id = :batch_id AND (in_doubt, raised) IS DISTINCT FROM (
+    jsonb_array_length(jsonb_path_query_array(actions, 'lax $[*] ? (@.status == "in_doubt")')),
+    jsonb_array_length(jsonb_path_query_array(actions, 'lax $[*] ? (@.status == "raised")')));
+
+-- name: max_attempts
+WITH allowed AS (
+    SELECT greatest(max_attempts, (SELECT max((spec ->> 'max_attempts')::integer) FROM registration
+        WHERE batch_id = :batch_id)) AS budget FROM batch WHERE batch_id = :batch_id
+)
+SELECT rollout_key AS subject, 'attempt ' || attempt_index || ': another one was due, ' || budget || ' are allowed'
+    AS detail
+FROM rollout JOIN outcome USING (rollout_key) CROSS JOIN allowed
+WHERE batch_id = :batch_id AND next_state <> 'final' AND closed_by <> 'claim' AND budget <= (
+    SELECT count(*) FROM outcome AS earlier
+    WHERE earlier.rollout_key = outcome.rollout_key AND earlier.attempt_index <= outcome.attempt_index
+        AND earlier.infrastructure_failure_reason IS DISTINCT FROM 'superseded'
+        AND earlier.attempt_index > coalesce((SELECT max(after_attempt) FROM rerun_request AS again
+            WHERE again.rollout_key = outcome.rollout_key AND after_attempt < outcome.attempt_index), 0));
 
 -- name: selection_rule
 SELECT newer.rollout_key AS subject, 'attempt ' || newer.attempt_index || ' should have been selected' AS detail
@@ -224,8 +256,8 @@ LEFT JOIN evaluation ON evaluation.rollout_key = outcome.rollout_key
     AND evaluation.attempt_index = outcome.attempt_index
 WHERE batch_id = :batch_id AND closed_by <> 'import'
     AND (outcome.evaluation_completed <> (outcome.score IS NOT NULL)
-        -- ends from outside did not carry it before revision 0007: see the notice evaluated_then_closed
-        OR ((outcome.score IS NOT NULL OR closed_by = 'episode')
+        -- masked ends did not carry it before revision 0007: see the notice evaluated_then_closed
+        OR ((outcome.score IS NOT NULL OR (closed_by = 'episode' AND infrastructure_failure_reason IS NULL))
             AND outcome.score IS DISTINCT FROM evaluation.score)
         OR (evaluation.completed <> (evaluation.score IS NOT NULL))
         OR (evaluation.task_digest <> rollout.task_digest));
@@ -270,26 +302,57 @@ FROM rollout JOIN outcome USING (rollout_key)
 LEFT JOIN admission ON admission.rollout_key = outcome.rollout_key
     AND admission.attempt_index = outcome.attempt_index AND scope = 'runtime' AND decision_index = 1
 WHERE batch_id = :batch_id AND (admission.admitted, admission.reason, admission.policy_id, admission.decided_by)
-    IS DISTINCT FROM (runtime_eligible, runtime_admission_reason, runtime_admission_policy_id, closed_by);
+    IS DISTINCT FROM (runtime_eligible, runtime_admission_reason, runtime_admission_policy_id, closed_by)
+UNION ALL
+SELECT outcome.rollout_key, 'attempt ' || outcome.attempt_index || ': the first training decision is not the rule''s'
+FROM rollout JOIN outcome USING (rollout_key)
+LEFT JOIN admission ON admission.rollout_key = outcome.rollout_key
+    AND admission.attempt_index = outcome.attempt_index AND scope = 'training' AND decision_index = 1
+-- a cancel before revision 0007 left a masked end without one: what is masked is not trained on anyway
+WHERE batch_id = :batch_id AND closed_by <> 'import' AND identity_source = 'caller'
+    AND (runtime_eligible OR closed_by <> 'cancel' OR decided_by = closed_by)
+    AND (admission.admitted, admission.policy_id, admission.decided_by, admission.reason)
+    IS DISTINCT FROM (runtime_eligible, 'rollbook-training-admission-v1', closed_by,
+        CASE WHEN runtime_eligible THEN 'valid_training_sample' ELSE 'rollout_sample_masked' END);
 
 -- name: named_policy
 SELECT said.rollout_key AS subject, 'attempt ' || said.attempt_index || ': decision ' || decision_index || ' on '
     || scope || ' by ' || decided_by || ' is not what policy ' || policy_id || ' says' AS detail
 FROM rollout JOIN admission AS said USING (rollout_key)
 JOIN outcome AS ended ON ended.rollout_key = said.rollout_key AND ended.attempt_index = said.attempt_index
+CROSS JOIN LATERAL (
+    SELECT count(*) AS replies, count(tokens_sha256) AS with_tokens FROM model_call AS call
+    WHERE call.rollout_key = said.rollout_key AND call.attempt_index = said.attempt_index AND completed
+        AND policy_id = 'rollbook-exact-training-admission-v1'
+) AS calls
+CROSS JOIN LATERAL (
+    SELECT runtime_eligible AND EXISTS (
+        SELECT FROM turn WHERE turn.rollout_key = said.rollout_key AND turn.attempt_index = said.attempt_index
+            AND in_doubt > 0) AS doubted,
+        CASE WHEN identity_source <> 'caller' THEN 'caller_owned_rollout_identity_unavailable'
+            -- which runtime decision was in force then is not on record, only which there were
+            WHEN NOT EXISTS (
+                SELECT FROM admission AS runtime WHERE runtime.rollout_key = said.rollout_key
+                    AND runtime.attempt_index = said.attempt_index AND runtime.scope = 'runtime'
+                    AND runtime.admitted = (said.reason <> 'rollout_sample_masked')) THEN 'of no runtime decision'
+            WHEN said.reason = 'rollout_sample_masked' THEN said.reason
+            WHEN policy_id = 'rollbook-training-admission-v1' THEN 'valid_training_sample'
+            WHEN replies = 0 THEN 'model_call_evidence_unavailable'
+            WHEN replies > with_tokens THEN 'exact_sampled_token_ids_unavailable'
+            ELSE 'valid_training_sample' END AS trained
+) AS rule
 WHERE batch_id = :batch_id AND (scope <> 'runtime' OR decision_index > 1) AND (
     (decided_by IN ('episode', 'claim', 'cancel', 'reconcile', 'import')
         AND (decision_index > 1 OR decided_by <> closed_by))
     OR CASE policy_id
         WHEN 'osworld-runtime-admission-v1' THEN (scope, admitted, reason)
             IS DISTINCT FROM ('runtime', runtime_eligible, runtime_admission_reason)
-        WHEN 'exclude-in-doubt-v1' THEN scope <> 'runtime' OR admitted AND (NOT runtime_eligible OR EXISTS (
-            SELECT FROM turn WHERE turn.rollout_key = said.rollout_key AND turn.attempt_index = said.attempt_index
-                AND in_doubt > 0))
-        WHEN 'rollbook-training-admission-v1' THEN scope <> 'training'
-        WHEN 'rollbook-exact-training-admission-v1' THEN scope <> 'training' OR admitted AND NOT (
-            SELECT count(*) > 0 AND count(*) = count(tokens_sha256) FROM model_call AS call
-            WHERE call.rollout_key = said.rollout_key AND call.attempt_index = said.attempt_index AND completed)
+        WHEN 'exclude-in-doubt-v1' THEN (scope, admitted, reason) IS DISTINCT FROM ('runtime',
+            runtime_eligible AND NOT doubted, CASE WHEN doubted THEN 'action_in_doubt' ELSE runtime_admission_reason END)
+        WHEN 'rollbook-training-admission-v1' THEN (scope, admitted, reason)
+            IS DISTINCT FROM ('training', trained = 'valid_training_sample', trained)
+        WHEN 'rollbook-exact-training-admission-v1' THEN (scope, admitted, reason)
+            IS DISTINCT FROM ('training', trained = 'valid_training_sample', trained)
         ELSE policy_id IN ('legacy-mask-sample-v1', 'rollbook-reconciliation-v1') END);
 
 -- name: decisions
@@ -360,10 +423,19 @@ FROM rollout JOIN rerun_request USING (rollout_key) WHERE batch_id = :batch_id A
 -- name: notice evaluated_then_closed
 SELECT rollout_key AS subject, 'attempt ' || attempt_index || ' was evaluated (score ' || evaluation.score
     || ') and ended as ' || termination_reason || ', masked'
-    || CASE WHEN next_state <> 'final' THEN '; another attempt was due' ELSE '' END AS detail
+    || CASE WHEN next_state <> 'final' THEN '; another attempt was due' ELSE '' END
+    || CASE WHEN EXISTS (
+            SELECT FROM rerun_request AS again
+            WHERE again.rollout_key = outcome.rollout_key AND after_attempt = outcome.attempt_index)
+        THEN '; it was asked to run again' ELSE '' END AS detail
 FROM rollout JOIN outcome USING (rollout_key) JOIN evaluation USING (rollout_key, attempt_index)
-WHERE batch_id = :batch_id AND evaluation.completed AND infrastructure_failure_reason IS NOT NULL
-    AND (closed_by IN ('claim', 'cancel', 'reconcile') OR next_state <> 'final');
+WHERE batch_id = :batch_id AND evaluation.completed AND NOT runtime_eligible
+    AND (closed_by IN ('claim', 'cancel', 'reconcile') OR outcome.score IS NULL OR EXISTS (
+        SELECT FROM attempt AS later
+        WHERE later.rollout_key = outcome.rollout_key AND later.attempt_index > outcome.attempt_index)
+    OR next_state <> 'final' OR EXISTS (
+        SELECT FROM rerun_request AS again
+        WHERE again.rollout_key = outcome.rollout_key AND after_attempt = outcome.attempt_index));
 
 -- name: notice redecided
 SELECT rollout_key AS subject, 'attempt ' || attempt_index || ': ' || scope || ' '

@@ -13,6 +13,19 @@ BEGIN
         USING ERRCODE = 'RB001', HINT = 'append a new row instead';
 END $$;
 
+-- Isolation -----------------------------------------------------------------------------------------------------
+
+-- Under a stricter level a guard would look at the snapshot from before the lock that it has just been granted.
+CREATE OR REPLACE FUNCTION guard_isolation() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION '% on % under %: the ledger is written under READ COMMITTED', TG_OP, TG_TABLE_NAME,
+            upper(current_setting('transaction_isolation')) USING ERRCODE = 'RB001',
+            HINT = 'BEGIN ISOLATION LEVEL READ COMMITTED: a guard must see what was committed while it waited';
+    END IF;
+    RETURN NULL;
+END $$;
+
 -- Plan --------------------------------------------------------------------------------------------------------
 
 CREATE OR REPLACE FUNCTION guard_batch() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -132,10 +145,13 @@ BEGIN
         RAISE EXCEPTION 'rollout %: only a final row is run again (it is %)', NEW.rollout_key, row_.state
             USING ERRCODE = 'RB001';
     END IF;
-    IF NOT NEW.supersede AND (SELECT admitted FROM admission WHERE rollout_key = NEW.rollout_key
+    IF NOT NEW.supersede AND (
+        (SELECT runtime_eligible FROM outcome WHERE rollout_key = NEW.rollout_key
+            AND attempt_index = row_.selected_attempt)
+        OR (SELECT admitted FROM admission WHERE rollout_key = NEW.rollout_key
             AND attempt_index = row_.selected_attempt AND scope = 'runtime'
-            ORDER BY decision_index DESC LIMIT 1) THEN
-        RAISE EXCEPTION 'rollout %: it is admitted; running it again needs supersede', NEW.rollout_key
+            ORDER BY decision_index DESC LIMIT 1)) THEN
+        RAISE EXCEPTION 'rollout %: it counts, or did before it was masked; running it again needs supersede', NEW.rollout_key
             USING ERRCODE = 'RB001', HINT = 'say supersede and give a reason; otherwise it is best-of-n in disguise';
     END IF;
     RETURN NEW;
@@ -161,6 +177,12 @@ BEGIN
         SELECT FROM outcome WHERE rollout_key = NEW.rollout_key AND attempt_index = newest) THEN
         RAISE EXCEPTION 'rollout %: attempt % is still open', NEW.rollout_key, newest USING ERRCODE = 'RB001';
     END IF;
+    IF EXISTS (SELECT FROM outcome WHERE rollout_key = NEW.rollout_key AND attempt_index = newest
+            AND next_state = 'final')
+        AND NOT EXISTS (SELECT FROM rerun_request WHERE rollout_key = NEW.rollout_key AND after_attempt = newest) THEN
+        RAISE EXCEPTION 'rollout %: attempt % was the last one, nobody asked for another', NEW.rollout_key, newest
+            USING ERRCODE = 'RB001', HINT = 'ask for a rerun';
+    END IF;
     RETURN NEW;
 END $$;
 
@@ -171,6 +193,24 @@ BEGIN
     IF EXISTS (SELECT FROM outcome WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index) THEN
         RAISE EXCEPTION 'rollout %: attempt % has ended, no % is added', NEW.rollout_key, NEW.attempt_index,
             TG_TABLE_NAME USING ERRCODE = 'RB001';
+    END IF;
+    RETURN NEW;
+END $$;
+
+-- A step is decided before it is acted upon, and its counts are those of its actions.
+CREATE OR REPLACE FUNCTION guard_turn() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NEW.step > 0 AND NOT EXISTS (
+        SELECT FROM model_call WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index
+            AND step = NEW.step AND (accepted OR policy_stop_reason IS NOT NULL)) THEN
+        RAISE EXCEPTION 'rollout %: no model call decided step % of attempt %', NEW.rollout_key, NEW.step,
+            NEW.attempt_index USING ERRCODE = 'RB001';
+    END IF;
+    IF (NEW.in_doubt, NEW.raised) IS DISTINCT FROM (
+        jsonb_array_length(jsonb_path_query_array(NEW.actions, 'lax $[*] ? (@.status == "in_doubt")')),
+        jsonb_array_length(jsonb_path_query_array(NEW.actions, 'lax $[*] ? (@.status == "raised")'))) THEN
+        RAISE EXCEPTION 'rollout %: in_doubt and raised of step % are counted from its actions', NEW.rollout_key,
+            NEW.step USING ERRCODE = 'RB001';
     END IF;
     RETURN NEW;
 END $$;
@@ -226,30 +266,60 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- How the policy or the step limit ended an attempt is what the call that decided its last step says.
+-- How the policy or the step limit ended an attempt is what the call that decided its last step says, the steps are
+-- those that were decided and seen, and the evidence is counted. rollbook.ledger.borne_out masks an episode's end that
+-- does not follow; who ends an attempt from outside knows nothing of its steps.
 CREATE OR REPLACE FUNCTION guard_outcome_said() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
+    said_end boolean := num_nonnulls(NEW.terminal_action, NEW.policy_stop_reason) > 0 OR NEW.environment_done
+        OR NEW.horizon_reached;
     last_ record;
+    seen record;
+    counted record;
 BEGIN
-    IF NEW.closed_by <> 'episode' OR (NEW.terminal_action IS NULL AND NEW.policy_stop_reason IS NULL
-        AND NOT NEW.environment_done AND NOT NEW.horizon_reached) THEN
-        RETURN NEW;
-    END IF;
-    SELECT step, terminal_action, policy_stop_reason INTO last_ FROM model_call
+    SELECT count(*) AS turns, coalesce(max(step), 0) AS newest INTO seen FROM turn
+    WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index;
+    SELECT step, terminal_action, policy_stop_reason,
+        (jsonb_array_length(actions) = 0 AND num_nonnulls(terminal_action, policy_stop_reason) > 0)::integer AS unseen
+    INTO last_ FROM model_call
     WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index
         AND (accepted OR policy_stop_reason IS NOT NULL)
     ORDER BY step DESC LIMIT 1;
-    IF (last_.step, last_.terminal_action, last_.policy_stop_reason)
+    IF NEW.closed_by IN ('claim', 'cancel', 'reconcile') AND (said_end OR NEW.steps <> 0) THEN
+        RAISE EXCEPTION 'rollout %: % ends attempt % from outside and knows nothing of its steps', NEW.rollout_key,
+            NEW.closed_by, NEW.attempt_index USING ERRCODE = 'RB001';
+    END IF;
+    IF NEW.closed_by = 'episode' AND said_end AND (last_.step, last_.terminal_action, last_.policy_stop_reason)
         IS DISTINCT FROM (NEW.steps, NEW.terminal_action, NEW.policy_stop_reason) THEN
         RAISE EXCEPTION 'rollout %: attempt % did not end so: its last model call decided step %: %',
             NEW.rollout_key, NEW.attempt_index, coalesce(last_.step, 0),
             coalesce(last_.terminal_action, last_.policy_stop_reason, 'go on') USING ERRCODE = 'RB001';
     END IF;
-    IF NEW.horizon_reached AND NEW.steps IS DISTINCT FROM (
+    IF NEW.closed_by = 'episode' AND NEW.horizon_reached AND NEW.steps IS DISTINCT FROM (
         SELECT (contract -> 'limits' ->> 'max_steps')::integer FROM batch JOIN rollout USING (batch_id)
         WHERE rollout_key = NEW.rollout_key) THEN
         RAISE EXCEPTION 'rollout %: % steps are not the contract''s step limit', NEW.rollout_key, NEW.steps
             USING ERRCODE = 'RB001';
+    END IF;
+    -- an answer may have been committed and never have reached the run
+    IF NEW.closed_by = 'episode' AND (coalesce(last_.step, 0) NOT BETWEEN NEW.steps AND NEW.steps + 1
+            OR seen.newest > NEW.steps) THEN
+        RAISE EXCEPTION 'rollout %: attempt % did not take % steps: % was decided last, % seen', NEW.rollout_key,
+            NEW.attempt_index, NEW.steps, coalesce(last_.step, 0), seen.newest USING ERRCODE = 'RB001';
+    END IF;
+    -- the first observation and one per step, but for an end that acts no more
+    IF NEW.closed_by = 'episode' AND NEW.runtime_eligible AND (seen.turns <> NEW.steps + 1 - last_.unseen
+            OR seen.newest > NEW.steps - last_.unseen) THEN
+        RAISE EXCEPTION 'rollout %: % of % observations of attempt % are there', NEW.rollout_key, seen.turns,
+            NEW.steps + 1 - last_.unseen, NEW.attempt_index USING ERRCODE = 'RB001';
+    END IF;
+    SELECT seen.turns AS turns, (SELECT count(*) FROM model_call
+            WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index) AS model_calls,
+        (SELECT count(*) FROM evaluation
+            WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index) AS evaluations INTO counted;
+    IF (NEW.turns, NEW.model_calls, NEW.evaluations) <> (counted.turns, counted.model_calls, counted.evaluations) THEN
+        RAISE EXCEPTION 'rollout %: attempt % has % turns, % model calls and % evaluations', NEW.rollout_key,
+            NEW.attempt_index, counted.turns, counted.model_calls, counted.evaluations USING ERRCODE = 'RB001';
     END IF;
     RETURN NEW;
 END $$;
@@ -281,11 +351,12 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- A decision bears the name of who decided: one of the ledger's own policies is what that policy says, and the first
--- one on an end is its classification.
+-- A decision bears the name of who decided: one of the ledger's own policies is exactly what that policy says
+-- (models.admission), and the first one on an end is its classification.
 CREATE OR REPLACE FUNCTION guard_admission_policy() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     ended record;
+    rule record;
 BEGIN
     SELECT runtime_eligible AS eligible, runtime_admission_reason AS reason, runtime_admission_policy_id AS policy_id,
         closed_by INTO ended
@@ -306,18 +377,34 @@ BEGIN
         RAISE EXCEPTION 'rollout %: % decides when an attempt ends and never again', NEW.rollout_key, NEW.decided_by
             USING ERRCODE = 'RB001', HINT = 'decided_by: say who decides now';
     END IF;
-    IF (CASE NEW.policy_id
-        WHEN 'osworld-runtime-admission-v1' THEN (NEW.scope, NEW.admitted, NEW.reason)
-            IS DISTINCT FROM ('runtime', ended.eligible, ended.reason)
-        WHEN 'exclude-in-doubt-v1' THEN NEW.scope <> 'runtime' OR NEW.admitted AND (NOT ended.eligible OR EXISTS (
+    IF NEW.policy_id IN ('osworld-runtime-admission-v1', 'exclude-in-doubt-v1') THEN
+        SELECT 'runtime' AS scope, CASE WHEN doubted THEN 'action_in_doubt' ELSE ended.reason END AS reason,
+            ended.eligible AND NOT doubted AS admitted INTO rule
+        FROM (SELECT NEW.policy_id = 'exclude-in-doubt-v1' AND ended.eligible AND EXISTS (
             SELECT FROM turn WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index
-                AND in_doubt > 0))
-        WHEN 'rollbook-training-admission-v1' THEN NEW.scope <> 'training'
-        WHEN 'rollbook-exact-training-admission-v1' THEN NEW.scope <> 'training' OR NEW.admitted AND NOT (
-            SELECT count(*) > 0 AND count(*) = count(tokens_sha256) FROM model_call
-            WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index AND completed)
-        ELSE NEW.policy_id IN ('legacy-mask-sample-v1', 'rollbook-reconciliation-v1') END)
-    THEN
+                AND in_doubt > 0) AS doubted) AS facts;
+    ELSIF NEW.policy_id IN ('rollbook-training-admission-v1', 'rollbook-exact-training-admission-v1') THEN
+        SELECT 'training' AS scope, CASE
+            WHEN identity_source <> 'caller' THEN 'caller_owned_rollout_identity_unavailable'
+            WHEN NOT counts THEN 'rollout_sample_masked'
+            WHEN NEW.policy_id = 'rollbook-training-admission-v1' THEN 'valid_training_sample'
+            WHEN replies = 0 THEN 'model_call_evidence_unavailable'
+            WHEN replies > with_tokens THEN 'exact_sampled_token_ids_unavailable'
+            ELSE 'valid_training_sample' END AS reason, NULL::boolean AS admitted INTO rule
+        FROM rollout
+        CROSS JOIN (SELECT count(*) AS replies, count(tokens_sha256) AS with_tokens FROM model_call
+            WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index AND completed) AS calls
+        CROSS JOIN (SELECT coalesce((SELECT admitted FROM admission
+            WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index AND scope = 'runtime'
+            ORDER BY decision_index DESC LIMIT 1), false) AS counts) AS counted
+        WHERE rollout_key = NEW.rollout_key;
+        rule.admitted := rule.reason = 'valid_training_sample';
+    ELSIF NEW.policy_id IN ('legacy-mask-sample-v1', 'rollbook-reconciliation-v1') THEN
+        SELECT 'runtime' AS scope, NULL AS reason, NULL::boolean AS admitted INTO rule;  -- they decide first or never
+    ELSE
+        RETURN NEW;
+    END IF;
+    IF (NEW.scope, NEW.admitted, NEW.reason) IS DISTINCT FROM (rule.scope, rule.admitted, rule.reason) THEN
         RAISE EXCEPTION 'rollout %: that is not what policy % says', NEW.rollout_key, NEW.policy_id
             USING ERRCODE = 'RB001', HINT = 'policy_id: a decision by hand has one of its own';
     END IF;
@@ -380,6 +467,15 @@ BEGIN
         RAISE EXCEPTION 'rollout %: attempt % ended without a runtime admission decision', NEW.rollout_key,
             NEW.attempt_index USING ERRCODE = 'RB001';
     END IF;
+    IF NEW.closed_by <> 'import' AND row_.identity_source = 'caller' AND NOT EXISTS (
+        SELECT FROM admission WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index
+            AND scope = 'training' AND decision_index = 1
+            AND (admitted, policy_id, decided_by, reason) = (NEW.runtime_eligible, 'rollbook-training-admission-v1',
+                NEW.closed_by,
+                CASE WHEN NEW.runtime_eligible THEN 'valid_training_sample' ELSE 'rollout_sample_masked' END)) THEN
+        RAISE EXCEPTION 'rollout %: attempt % of a trainer''s rollout ended without the training decision of the rule',
+            NEW.rollout_key, NEW.attempt_index USING ERRCODE = 'RB001';
+    END IF;
     RETURN NULL;
 END $$;
 
@@ -407,6 +503,7 @@ CREATE OR REPLACE TRIGGER rerun_request_guard BEFORE INSERT ON rerun_request
     FOR EACH ROW EXECUTE FUNCTION guard_rerun_request();
 CREATE OR REPLACE TRIGGER attempt_guard BEFORE INSERT ON attempt FOR EACH ROW EXECUTE FUNCTION guard_attempt();
 CREATE OR REPLACE TRIGGER turn_guard BEFORE INSERT ON turn FOR EACH ROW EXECUTE FUNCTION guard_evidence();
+CREATE OR REPLACE TRIGGER turn_guard_step BEFORE INSERT ON turn FOR EACH ROW EXECUTE FUNCTION guard_turn();
 CREATE OR REPLACE TRIGGER model_call_guard BEFORE INSERT ON model_call FOR EACH ROW EXECUTE FUNCTION guard_evidence();
 CREATE OR REPLACE TRIGGER evaluation_guard BEFORE INSERT ON evaluation FOR EACH ROW EXECUTE FUNCTION guard_evidence();
 CREATE OR REPLACE TRIGGER evaluation_guard_task BEFORE INSERT ON evaluation
@@ -422,6 +519,12 @@ DO $$
 DECLARE
     name text;
 BEGIN
+    FOREACH name IN ARRAY ARRAY['batch', 'rollout', 'rerun_request', 'attempt', 'evaluation', 'outcome', 'admission',
+        'turn', 'model_call', 'sandbox']
+    LOOP
+        EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT OR UPDATE ON %I
+            EXECUTE FUNCTION guard_isolation()', name || '_isolation', name);
+    END LOOP;
     FOREACH name IN ARRAY ARRAY['artifact', 'task', 'task_set', 'task_set_member', 'policy_script',
         'policy_script_name', 'registration', 'rerun_request', 'attempt', 'evaluation', 'outcome', 'admission',
         'turn', 'model_call']
@@ -456,8 +559,8 @@ DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['refuse_change', 'guard_batch', 'guard_new_rollout', 'guard_rollout',
-        'guard_rerun_request', 'guard_attempt', 'guard_evidence', 'guard_evaluation', 'guard_outcome',
+    FOREACH name IN ARRAY ARRAY['refuse_change', 'guard_isolation', 'guard_batch', 'guard_new_rollout', 'guard_rollout',
+        'guard_rerun_request', 'guard_attempt', 'guard_evidence', 'guard_turn', 'guard_evaluation', 'guard_outcome',
         'guard_outcome_said', 'guard_admission', 'guard_admission_policy', 'guard_sandbox', 'attempt_is_current',
         'outcome_is_whole', 'rerun_is_taken_up', 'seal_row']
     LOOP

@@ -137,12 +137,17 @@ WITH scored AS (
     FROM rerun_request JOIN rollout USING (rollout_key)
     CROSS JOIN LATERAL (VALUES (rollout.domain), ('(all)')) AS part (domain)
     GROUP BY batch_id, part.domain
-), known AS (  -- in the words of the index outcome_evaluated_then_closed_idx
+), known AS (  -- the first line in the words of the index outcome_evaluated_then_closed_idx, the rest like the audit
     SELECT batch_id, part.domain, count(*) AS evaluated_then_closed
-    FROM outcome JOIN rollout USING (rollout_key)
+    FROM outcome JOIN rollout USING (rollout_key) JOIN evaluation USING (rollout_key, attempt_index)
     CROSS JOIN LATERAL (VALUES (rollout.domain), ('(all)')) AS part (domain)
-    WHERE evaluation_completed AND infrastructure_failure_reason IS NOT NULL
-        AND (closed_by IN ('claim', 'cancel', 'reconcile') OR next_state <> 'final')
+    WHERE NOT runtime_eligible AND evaluations > 0 AND evaluation.completed
+        AND (closed_by IN ('claim', 'cancel', 'reconcile') OR outcome.score IS NULL OR EXISTS (
+            SELECT FROM attempt AS later
+            WHERE later.rollout_key = outcome.rollout_key AND later.attempt_index > outcome.attempt_index)
+        OR next_state <> 'final' OR EXISTS (
+            SELECT FROM rerun_request AS again_
+            WHERE again_.rollout_key = outcome.rollout_key AND after_attempt = outcome.attempt_index))
     GROUP BY batch_id, part.domain
 )
 SELECT batch_id, domain, planned, admitted, masked, binary_success_count,

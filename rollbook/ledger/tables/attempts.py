@@ -53,9 +53,8 @@ EARNS_MORE = (
 )
 """Reasons after which another attempt may be due (`models.outcome.earns_new_attempt`, and a claim)."""
 
-EVALUATED_THEN_CLOSED = """evaluation_completed AND infrastructure_failure_reason IS NOT NULL
-    AND (closed_by IN ('claim', 'cancel', 'reconcile') OR next_state <> 'final')"""
-"""The score was known, and yet the attempt does not count and another one may: audit and scoreboard count those."""
+EVALUATED_AND_MASKED = "NOT runtime_eligible AND evaluations > 0"
+"""A score may be known, and yet the attempt does not count: among those are what audit and scoreboard count."""
 
 attempt = Table(
     "attempt",
@@ -199,7 +198,7 @@ Index(
     "outcome_evaluated_then_closed_idx",
     outcome.c.rollout_key,
     outcome.c.attempt_index,
-    postgresql_where=text_(EVALUATED_THEN_CLOSED),
+    postgresql_where=text_(EVALUATED_AND_MASKED),
 )
 
 admission = Table(
