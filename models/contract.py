@@ -4,6 +4,7 @@ Source: upstream contract §3.4. Training and evaluation of one policy are compa
 equal; where they differ on purpose, the spec says so (`parity: declared`).
 """
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -139,4 +140,12 @@ def difference(old: Any, new: Any, path: str = "") -> list[str]:
         for key in sorted(old.keys() | new.keys()):
             lines += difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
         return lines
-    return [] if old == new else [f"{path}: {old!r} -> {new!r}"]
+    if old == new:
+        return []
+    before, now = _brief(old), _brief(new)
+    return [f"{path}: {before} -> {now}" if before != now else f"{path}: {old!r} -> {new!r}"]
+
+
+def _brief(value: Any) -> str:
+    """A value as people read it: of a digest, the beginning."""
+    return repr(re.sub(r"^((?:sha256:)?[0-9a-f]{12})[0-9a-f]{52}$", r"\1", value) if isinstance(value, str) else value)

@@ -112,4 +112,5 @@ def summary_of(answer: Answer) -> str:
     words = [" ".join(action.split()).replace("pyautogui.", "") for action in answer.actions]
     if answer.terminal_action:
         words.append(answer.terminal_action)
-    return "; ".join(words)[:80] or "no action"
+    line = "; ".join(words)
+    return (line if len(line) <= 80 else line[:79] + "…") or "no action"
