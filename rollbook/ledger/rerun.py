@@ -87,8 +87,8 @@ async def request_rerun(
     admitted = [row["rollout_key"] for row in rows if row["admitted"]]
     if admitted and not supersede:
         raise InvalidInput(
-            f"supersede: {len(admitted)} of the rollouts are admitted (for instance {admitted[0]}); running them again "
-            "needs supersede, otherwise it is best-of-n in disguise"
+            f"{_are_admitted(admitted)}; running what is admitted again needs --supersede, which is on record: "
+            "otherwise it is best-of-n in disguise"
         )
     keys = [row["rollout_key"] for row in rows]
     if keys:
@@ -98,6 +98,12 @@ async def request_rerun(
         await conn.execute(_WAIT, {"keys": keys})
         await conn.execute(_REOPEN, {"batch_id": batch_id})
     return keys
+
+
+def _are_admitted(keys: Sequence[str]) -> str:
+    if len(keys) == 1:
+        return f"rollout: {keys[0]} is admitted"
+    return f"rollout: {len(keys)} of them are admitted (for instance {keys[0]})"
 
 
 async def _locked(conn: AsyncConnection, batch_id: str, which: Selector | Sequence[str]) -> Sequence[RowMapping]:
