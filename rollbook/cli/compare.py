@@ -50,3 +50,21 @@ def operational_difference(known: BatchRow, spec: BatchSpec) -> list[str]:
     before = {name: getattr(known, name, None) for name in ("concurrency", "max_attempts")}
     now = {"concurrency": spec.concurrency, "max_attempts": spec.max_attempts}
     return difference(before, now)
+
+
+def samples_stay(planned: list[Planned], spec: BatchSpec) -> str | None:
+    """A warning where an extending spec asks for fewer samples than are planned (without `extend` it is refused)."""
+    most = max((row.samples for row in planned), default=0)
+    if not spec.extend or spec.samples >= most:
+        return None
+    return f"warning: samples: {most} are planned and stay planned, not {spec.samples}; samples may only grow"
+
+
+def never_trained_on(spec: BatchSpec) -> str | None:
+    """A warning where rollouts are meant for training and nothing of them can be trained on."""
+    if spec.purpose != "train" or spec.identity is not None:
+        return None
+    return (
+        "warning: purpose: train, but without `identity` nothing of this batch can be trained on "
+        "(identity.sampling_event_id and source groups, given by the trainer)"
+    )

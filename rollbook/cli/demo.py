@@ -50,11 +50,11 @@ async def _demo(given: str | None) -> int:
     spec_file = EXAMPLES / "batches" / f"{NAME}.json"
     batch_id = read_batch_id(given) if given else default_batch_id(str(spec_file))
     tell(await launch(found, batch_id, load_spec(str(spec_file))))
-    code = await follow(found, batch_id)
+    ended = await follow(found, batch_id)
     rollouts, report = await _print_results(found, batch_id)
     _warn_of_deviations(rollouts)
     _print_next(found, batch_id, rollouts)
-    return OK if code == OK and report.ok else NOT_TRUE
+    return OK if ended.code == OK and report.ok else NOT_TRUE
 
 
 async def register(found: Settings) -> None:

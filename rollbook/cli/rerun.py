@@ -9,12 +9,13 @@ from temporalio.client import Client
 
 from rollbook.cli.aio import finish
 from rollbook.cli.decide import whoami
-from rollbook.cli.failures import Failed
+from rollbook.cli.failures import OK, Failed
 from rollbook.cli.launch import Launch, await_registration, life_of, start_batch
 from rollbook.cli.links import Links
 from rollbook.cli.opening import connect, open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument, Reason
 from rollbook.cli.out import print_json, say, several
+from rollbook.cli.state import state_of
 from rollbook.cli.watch import follow
 from rollbook.errors import InvalidInput
 from rollbook.ledger.queries import BatchRow, Reader
@@ -54,16 +55,31 @@ def rerun(
             )
             if waiting:
                 await relaunch(client, reader, found, row)
-        _tell(found, batch, waiting, as_json)
-        return await follow(found, batch, quiet=as_json) if watch and waiting else 0
+            done = await _outcome(reader, found, batch, waiting)
+        if not as_json:
+            _tell(batch, waiting)
+        code = OK
+        if watch and waiting:
+            ended = await follow(found, batch, quiet=as_json)
+            code = ended.code
+            done |= ended.as_json()
+        if as_json:
+            print_json(done)
+        return code
 
     finish(work())
 
 
-def _tell(found: Settings, batch_id: str, waiting: list[str], as_json: bool) -> None:
-    if as_json:
-        print_json({"batch_id": batch_id, "rerun": waiting, "ui": Links.of(found).workflow(batch_id)})
-    elif waiting:
+async def _outcome(reader: Reader, found: Settings, batch_id: str, waiting: list[str]) -> dict[str, Any]:
+    """The shape of `submit --json`, and which rollouts run again."""
+    row, counts = await reader.batch(batch_id), await reader.counts(batch_id)
+    state = "started" if waiting else state_of(row, counts, None)
+    link = Links.of(found).workflow(batch_id)
+    return {"batch_id": batch_id, "state": state, **counts.model_dump(), "ui": link, "rerun": waiting}
+
+
+def _tell(batch_id: str, waiting: list[str]) -> None:
+    if waiting:
         say(f"{batch_id}: {several(len(waiting), 'rollout')} to run again")
         say(f"  rollbook watch {batch_id}")
     else:

@@ -34,7 +34,14 @@ def advice(batch: BatchRow, state: str) -> str | None:
         return f"submit the same spec with --batch-id {batch.batch_id} to go on"
     if state in ("paused", "frozen"):
         return f"rollbook resume {batch.batch_id}"
+    if state == "cancelled":
+        return rerun_masked(batch.batch_id)
     return None
+
+
+def rerun_masked(batch_id: str) -> str:
+    """How a cancelled batch is taken up again after all."""
+    return f"rollbook rerun {batch_id} --masked --reason … runs what is masked again"
 
 
 def control_of(batch: BatchRow) -> dict[str, Any]:
@@ -50,9 +57,14 @@ def control_of(batch: BatchRow) -> dict[str, Any]:
     }
 
 
-def eta_s(counts: Counts, ended: int, seconds: float) -> float | None:
-    """Seconds until the last rollout at the pace since the launch; None before the first end, 0 when whole."""
-    left = counts.waiting + counts.running
+def eta_s(state: str, counts: Counts, ended: int, seconds: float) -> float | None:
+    """Seconds until the last rollout at the pace since the launch; None before the first end and while nothing goes on.
+
+    While stopping, until the last *running* one: those that wait will not start.
+    """
+    if state not in ("running", "open", "stopping"):
+        return None
+    left = counts.running + (counts.waiting if state != "stopping" else 0)
     if left == 0:
         return 0.0
     return left * seconds / ended if ended and seconds > 0 else None

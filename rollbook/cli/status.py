@@ -103,7 +103,7 @@ async def look(found: Settings, reader: Reader, batch_id: str) -> dict[str, Any]
         "null_desktop": row.contract["resolved"]["null_desktop"],
         "control": control_of(row),
         "launch": row.launch_index,
-        "eta_s": eta_s(counts, ended, seconds) if state in ("running", "open", "stopping") else None,
+        "eta_s": eta_s(state, counts, ended, seconds),
         "domains": await reader.domains(batch_id),
         "masked_reasons": await reader.masked(batch_id),
         "under_way": await reader.running(batch_id),

@@ -13,8 +13,14 @@ from temporalio.client import Client
 from models.batch import BatchResult, BatchSpec, read_spec
 from models.identity import BATCH_ID
 from rollbook.cli.aio import finish
-from rollbook.cli.compare import operational_difference, require_same_contract, require_same_selection
-from rollbook.cli.failures import Failed
+from rollbook.cli.compare import (
+    never_trained_on,
+    operational_difference,
+    require_same_contract,
+    require_same_selection,
+    samples_stay,
+)
+from rollbook.cli.failures import NOT_TRUE, OK, Failed
 from rollbook.cli.files import name_of, read_json
 from rollbook.cli.launch import Launch, as_input, await_registration, life_of, result_of, start_batch
 from rollbook.cli.links import Links
@@ -22,6 +28,7 @@ from rollbook.cli.opening import connect, open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson
 from rollbook.cli.out import note, print_json, say, several
 from rollbook.cli.resolve import resolve
+from rollbook.cli.state import rerun_masked
 from rollbook.cli.watch import follow
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
@@ -30,6 +37,9 @@ from rollbook.settings import Settings
 
 REGISTRATION_S = 60.0
 """How long `submit` waits for a worker to register the batch."""
+
+ALREADY = "already complete"
+"""The workflow's word for a launch that found nothing to run."""
 
 Outcome = dict[str, Any]
 
@@ -54,13 +64,18 @@ def submit(
         if dry_run:
             print_json(await resolve(found, chosen, spec))
             return 0
+        if told := never_trained_on(spec):
+            note(told)
         done = await launch(found, chosen, spec)
         if not as_json:
             tell(done)
-        code = 0
+        code = OK
         if watch and done["state"] in ("started", "running"):
-            code = await follow(found, chosen, quiet=as_json)
-            done["state"] = "complete" if code == 0 else "incomplete"
+            ended = await follow(found, chosen, quiet=as_json)
+            code = ended.code
+            done |= ended.as_json()
+        elif watch and done["state"] not in ("complete", ALREADY):
+            code = NOT_TRUE
         if as_json:
             print_json(done)
         return code
@@ -99,6 +114,8 @@ async def launch(found: Settings, batch_id: str, spec: BatchSpec) -> Outcome:
         life = await life_of(client, batch_id)
         if known := await reader.known_batch(batch_id):
             await require_same_contract(ledger, known, spec)
+            if told := samples_stay(await reader.planned(batch_id), spec):
+                note(told)
             if life == "running":
                 return await _running(ledger, reader, found, batch_id, spec)
         started = await start_batch(client, batch_id, as_input(spec), found.task_queue_orchestrate)
@@ -149,6 +166,8 @@ async def _outcome(
 
 async def _report(reader: Reader, found: Settings, batch_id: str, state: str) -> Outcome:
     counts = await reader.counts(batch_id)
+    if state == ALREADY and (await reader.batch(batch_id)).cancelling:
+        state = "cancelled"  # nothing was left to run because it was cancelled: that is not complete
     return {"batch_id": batch_id, "state": state, **counts.model_dump(), "ui": Links.of(found).workflow(batch_id)}
 
 
@@ -159,10 +178,13 @@ def tell(done: Outcome) -> None:
     words = {
         "started": f"started: {several(planned, 'rollout')} planned, {final} final",
         "running": f"is already running: {several(planned, 'rollout')} planned, {final} final",
-        "already complete": f"already complete: {planned} of {planned} rollouts final",
+        ALREADY: f"already complete: {planned} of {planned} rollouts final",
+        "cancelled": f"is cancelled: {planned} of {planned} rollouts final, {done['masked']} masked; nothing to run",
     }
     say(f"{batch_id} {words.get(done['state'], done['state'])}")
     if done["ui"]:
         say(f"  {done['ui']}")
     if done["state"] in ("started", "running"):
         say(f"  rollbook watch {batch_id}")
+    if done["state"] == "cancelled":
+        say(f"  {rerun_masked(batch_id)}")

@@ -4,7 +4,8 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 from rich.live import Live
@@ -36,18 +37,33 @@ def watch(
 
     async def work() -> int:
         found = settings()
-        code = await follow(found, batch, quiet=as_json, timeout_s=timeout_s)
+        ended = await follow(found, batch, quiet=as_json, timeout_s=timeout_s)
         if as_json:
-            async with open_reader(found) as reader:
-                counts = await reader.counts(batch)
-            print_json({"batch_id": batch, "complete": code == OK, **counts.model_dump()})
-        return code
+            print_json({"batch_id": batch, "complete": ended.code == OK, **ended.as_json()})
+        return ended.code
 
     finish(work())
 
 
-async def follow(found: Settings, batch_id: str, *, quiet: bool = False, timeout_s: float | None = None) -> int:
-    """Show progress until the batch has ended; 0 when it is complete. `quiet`: progress goes nowhere."""
+@dataclass(frozen=True)
+class Ended:
+    """A batch at its end: state and counts were read together, after its workflow had ended."""
+
+    state: str
+    counts: Counts
+
+    @property
+    def code(self) -> int:
+        """Exit code: 0 only when it is complete."""
+        return OK if self.state == "complete" else NOT_TRUE
+
+    def as_json(self) -> dict[str, Any]:
+        """What `--json` says of it."""
+        return {"state": self.state, **self.counts.model_dump()}
+
+
+async def follow(found: Settings, batch_id: str, *, quiet: bool = False, timeout_s: float | None = None) -> Ended:
+    """Show progress until the batch has ended; how it ended. `quiet`: progress goes nowhere."""
     client = await connect(found)
     async with open_reader(found) as reader:
         await reader.batch(batch_id)  # a wrong name is told before anything is drawn
@@ -59,15 +75,15 @@ async def follow(found: Settings, batch_id: str, *, quiet: bool = False, timeout
                 row, counts, state = await watching.until_ended(_on(live), timeout_s)
         else:
             row, counts, state = await watching.until_ended(_Lines(), timeout_s)
-    return _conclude(row, counts, state, quiet)
+    _conclude(row, counts, state, quiet)
+    return Ended(state, counts)
 
 
-def _conclude(row: BatchRow, counts: Counts, state: str, quiet: bool) -> int:
+def _conclude(row: BatchRow, counts: Counts, state: str, quiet: bool) -> None:
     tell = note if quiet else say
     tell(f"{row.batch_id} {state}: {counts.admitted} admitted, {counts.masked} masked of {counts.planned} planned")
     if state != "complete" and (hint := advice(row, state)):
         tell(hint)
-    return OK if state == "complete" else NOT_TRUE
 
 
 class _Watch:
@@ -90,7 +106,7 @@ class _Watch:
             if pulse.life != "running":
                 return row, counts, state
             ended, seconds = await self._reader.pace(self._batch_id, row.registered_at or row.created_at)
-            show(state, counts, eta_s(counts, ended, seconds), pulse.troubles)
+            show(state, counts, eta_s(state, counts, ended, seconds), pulse.troubles)
             if timeout_s is not None and time.monotonic() - started > timeout_s:
                 raise Failed(f"batch {self._batch_id} was not complete after {duration(timeout_s)}")
             await asyncio.sleep(POLL_S)

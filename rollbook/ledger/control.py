@@ -90,6 +90,11 @@ async def counts(conn: AsyncConnection, batch_id: str) -> Counts:
     return Counts(**(await conn.execute(_COUNTS, {"batch_id": batch_id})).mappings().one())
 
 
+async def has_open_rows(conn: AsyncConnection, batch_id: str) -> bool:
+    """Whether any planned row is not final."""
+    return bool(await conn.scalar(_ANY_OPEN, {"batch_id": batch_id}))
+
+
 async def batch_is_whole(conn: AsyncConnection, batch_id: str) -> bool:
     """Whether every planned row is final; notes the time when it is."""
     if await conn.scalar(_ANY_OPEN, {"batch_id": batch_id}):

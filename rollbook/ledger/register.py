@@ -13,6 +13,7 @@ from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import tables
 from rollbook.ledger.caller import Identity, identities, require_identity
 from rollbook.ledger.catalog import find_task_set, members_of, script_body
+from rollbook.ledger.control import has_open_rows
 from rollbook.ledger.records import Registered
 from rollbook.ledger.selection import Member, Planned, compare, select_tasks
 
@@ -191,11 +192,11 @@ async def _launch(
         "paused": False,
         "frozen": False,
         "stopping": False,
-        "cancelling": False,
-        "control_reason": "",
         "concurrency": request.spec.concurrency,
         "max_attempts": request.spec.max_attempts,
         "launch_id": request.launch_id,
         "closed_at": None,
     }
+    if await has_open_rows(conn, request.batch_id):  # a cancelled batch stays so until it has something to run again
+        control |= {"cancelling": False, "control_reason": ""}
     await conn.execute(tables.batch.update().where(tables.batch.c.batch_id == request.batch_id).values(control))

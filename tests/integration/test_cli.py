@@ -85,6 +85,8 @@ async def test_a_batch_from_submit_to_audit(rollbook: Rollbook, spec_file: Calla
     file = spec_file(samples=2, note="two each")
     first = await rollbook("submit", file, "--batch-id", "cli-1", "--watch", "--json")
     assert (first.code, first.json["state"], first.json["planned"]) == (0, "complete", 10)
+    counts = {name: first.json[name] for name in ("admitted", "masked", "running", "waiting")}
+    assert counts == {"admitted": 10, "masked": 0, "running": 0, "waiting": 0}
     again = await rollbook("submit", file, "--batch-id", "cli-1")
     assert again.code == 0
     assert "already complete" in again.out
@@ -209,6 +211,16 @@ async def test_cancel_then_rerun_what_is_masked(rollbook: Rollbook, spec_file: C
     assert (await rollbook("status", "cli-7", "--json")).json["state"] == "cancelled"
     assert (await rollbook("set-concurrency", "cli-7", "5")).code == 1
 
+    again = await rollbook("submit", spec_file(**SLOW), "--batch-id", "cli-7", "--watch", "--json")
+    assert (again.code, again.json["state"]) == (1, "cancelled")
+    again = await rollbook("submit", spec_file(**SLOW), "--batch-id", "cli-7")
+    assert again.code == 0
+    assert "is cancelled: 5 of 5 rollouts final" in again.out
+    assert "rollbook rerun cli-7 --masked" in again.out
+    assert (await rollbook("watch", "cli-7")).code == 1
+    assert (await rollbook("status", "cli-7", "--json")).json["state"] == "cancelled"
+    assert {row["batch_id"]: row["state"] for row in (await rollbook("status", "--json")).json}["cli-7"] == "cancelled"
+
     rerun = await rollbook("rerun", "cli-7", "--masked", "--reason", "cancelled by mistake", "--json")
     assert (rerun.code, len(rerun.json["rerun"])) == (0, cancelled.json["masked"])
     await rollbook("set-concurrency", "cli-7", "5")
@@ -241,9 +253,12 @@ async def test_admitted_rollouts_run_again_only_on_request(rollbook: Rollbook, s
     key = "cli-9/os/t002/0"
     refused = await rollbook("rerun", "cli-9", "--rollout", key, "--reason", "better luck")
     assert refused.code == 2
-    assert "supersede" in refused.err
-    again = await rollbook("rerun", "cli-9", "--rollout", key, "--reason", "new desktop", "--supersede", "--watch")
-    assert again.code == 0
+    assert "--supersede" in refused.err
+    again = await rollbook(
+        *("rerun", "cli-9", "--rollout", key, "--reason", "new desktop", "--supersede", "--watch", "--json")
+    )
+    assert (again.code, again.json["state"], again.json["rerun"]) == (0, "complete", [key])
+    assert (again.json["admitted"], again.json["running"], again.json["waiting"]) == (5, 0, 0)
     assert len((await rollbook("show", key, "--json")).json["attempts"]) == 2
     assert (await rollbook("report", "cli-9", "--json")).json["scoreboard"][-1]["superseded"] == 1
     unclear = await rollbook("rerun", "cli-9", "--reason", "x")

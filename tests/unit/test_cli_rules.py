@@ -14,7 +14,10 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from models.admission import LEGACY_POLICY, POLICIES, RECONCILED_POLICY
 from models.batch import Counts, read_spec
+from models.caller import CallerIdentity
+from models.contract import difference
 from rollbook.cli import main
+from rollbook.cli.compare import never_trained_on, samples_stay
 from rollbook.cli.demo import deviations
 from rollbook.cli.desktops import judge
 from rollbook.cli.failures import Failed
@@ -26,6 +29,7 @@ from rollbook.cli.submit import default_batch_id, load_spec, read_batch_id
 from rollbook.errors import ConfigError, InvalidInput, SpecConflict
 from rollbook.ledger.queries import BatchRow
 from rollbook.ledger.records import Lease
+from rollbook.ledger.selection import Planned
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxInfo, SandboxStatus
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
@@ -84,9 +88,17 @@ def test_states(flags: dict[str, bool], counts: Counts, life: Any, state: str) -
 
 
 def test_time_left_needs_a_pace() -> None:
-    assert eta_s(OPEN, ended=0, seconds=30) is None
-    assert eta_s(OPEN, ended=2, seconds=30) == 30
-    assert eta_s(WHOLE, ended=4, seconds=30) == 0
+    assert eta_s("running", OPEN, ended=0, seconds=30) is None
+    assert eta_s("running", OPEN, ended=2, seconds=30) == 30
+    assert eta_s("running", WHOLE, ended=4, seconds=30) == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "left"), [("running", 30.0), ("stopping", 15.0), ("paused", None), ("frozen", None), ("cancelling", None)]
+)
+def test_time_left_counts_what_will_run(state: str, left: float | None) -> None:
+    """OPEN has one row that runs and one that waits."""
+    assert eta_s(state, OPEN, ended=2, seconds=30) == left
 
 
 # --- exit codes ------------------------------------------------------------------------------------------------
@@ -214,6 +226,30 @@ def test_a_relaunch_of_a_replay_names_its_source_again() -> None:
 def test_a_batch_without_registration_cannot_be_relaunched() -> None:
     with pytest.raises(Failed, match="submit its spec again"):
         stored_spec(batch(spec=None))
+
+
+@pytest.mark.parametrize(
+    ("extend", "samples", "told"),
+    [(True, 2, "samples: 4 are planned and stay planned, not 2"), (True, 4, None), (True, 6, None), (False, 2, None)],
+)
+def test_samples_only_grow(extend: bool, samples: int, told: str | None) -> None:
+    spec = read_spec({"task_set": "s", "policy": {"kind": "noop"}, "samples": samples, "extend": extend})
+    said = samples_stay([Planned("os", "a", "d" * 64, 4)], spec)
+    assert said is None if told is None else told in (said or "")
+
+
+@pytest.mark.parametrize("purpose", ["train", "eval"])
+def test_training_without_identity_is_warned_of(purpose: str) -> None:
+    spec = read_spec({"task_set": "s", "policy": {"kind": "noop"}, "purpose": purpose})
+    assert ("nothing of this batch can be trained on" in (never_trained_on(spec) or "")) == (purpose == "train")
+    owned = {"sampling_event_id": "e-1", "source_group_id": "g"}
+    assert never_trained_on(spec.model_copy(update={"identity": CallerIdentity.model_validate(owned)})) is None
+
+
+def test_differences_show_digests_short() -> None:
+    old, new = {"resolved": {"desktop_image": "sha256:" + "ab" * 32}}, {"resolved": {"desktop_image": "other"}}
+    assert difference(old, new) == ["resolved.desktop_image: 'sha256:abababababab' -> 'other'"]
+    assert difference({"d": "a" * 64}, {"d": "a" * 63 + "b"}) == [f"d: {'a' * 64!r} -> {'a' * 63 + 'b'!r}"]
 
 
 # --- sql -------------------------------------------------------------------------------------------------------
