@@ -234,9 +234,11 @@ class BenchmarkBatch:
         lines = [
             f"**{workflow.info().workflow_id}**: {state}",
             "",
-            "| planned | waiting | running | admitted | masked |",
-            "|---|---|---|---|---|",
-            f"| {counts.planned} | {counts.waiting} | {counts.running} | {counts.admitted} | {counts.masked} |",
+            f"- planned: {counts.planned}",
+            f"- waiting: {counts.waiting}",
+            f"- running: {counts.running}",
+            f"- admitted: {counts.admitted}",
+            f"- masked: {counts.masked}",
         ]
         if self._remark:
             lines += ["", self._remark]

@@ -95,6 +95,7 @@ class Episode:
             self._show("finalizing")
             finalized, cancelled_late = await shielded(call.finalize(story.finalize_request()))
         finally:
+            story.over = True
             self._show("stopping the desktop")
             cancelled_later = await self._stop_sandbox(call)
         self._show(f"ended: {finalized.termination_reason}")

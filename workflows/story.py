@@ -26,6 +26,8 @@ class Story:
     detail: str = ""
     evaluation: Evaluated | None = None
     last_action: str = ""
+    over: bool = False
+    """Nothing looks at the desktop any more: it is being stopped."""
 
     guest_failed: bool = False
 
@@ -66,12 +68,14 @@ class Story:
         plan = self.plan
         lines = [
             f"**{plan.domain}** `{plan.task_id}` sample {plan.sample}, attempt {self.attempt.attempt_index}",
-            f"> {plan.instruction}",
+            "",
+            *(f"> {line}" for line in plan.instruction.splitlines()),
+            "",
             f"- phase: **{self.phase}**, step {self.steps} of {plan.max_steps}, policy {plan.policy}",
         ]
         if self.last_action:
             lines.append(f"- last: `{self.last_action}`")
-        if self.desk is not None and self.desk.view_url:
+        if self.desk is not None and self.desk.view_url and not self.over:
             lines.append(f"- [live view]({self.desk.view_url})")
         if self.observation is not None and plan.artifact_url:
             url = f"{plan.artifact_url}/artifacts/{self.observation.screenshot.sha256}"
