@@ -223,3 +223,19 @@ async def test_the_stock_client_gets_everything_it_asks_for(start_desktop: Start
     assert facts["desktop"] == "/home/user/Desktop"
     assert facts["directory"] == {"type": "directory", "name": "Desktop", "children": []}
     assert (facts["python"], facts["python_error"], facts["bash"]) == ("42\n", "error", 1)
+
+
+async def test_a_full_disk_makes_no_empty_answers(start_desktop: StartDesktop) -> None:
+    """An evaluator would score an empty output, so what was printed must come all the same, or an error."""
+    desktop = await start_desktop(tmpfs={"/tmp": "size=256k,mode=1777"})
+    await desktop.execute("head -c 1M /dev/zero > /tmp/fill; echo hello > ~/a.txt")
+    assert (await desktop.execute("echo x > /tmp/y"))["returncode"] != 0, "the disk is not full"
+    assert await desktop.output("cat ~/a.txt") == "hello\n"
+    assert len(await desktop.output("head -c 3000000 /dev/zero")) == 3_000_000
+    assert len(await desktop.output("head -c 33M /dev/zero")) == 32 * 2**20
+    script = await desktop.http.post("/run_bash_script", json={"script": "echo hello"})
+    assert script.json()["output"] == "hello\n"  # the script itself lies where there is room
+    for size in (200_000, 600_000):
+        form = {"file_path": "/tmp/new"}
+        stored = await desktop.http.post("/setup/upload", data=form, files={"file_data": ("x", b"x" * size)})
+        assert (stored.status_code, stored.json()["status"]) == (500, "error"), stored.text

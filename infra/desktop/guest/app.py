@@ -63,6 +63,7 @@ def main() -> None:
         threads=settings.threads,
         ident=SERVER_NAME,
         max_request_body_size=4 * 1024**3,
+        outbuf_overflow=256 * 1024**2,  # answers wait in memory: on a full disk a file would cut them off
         clear_untrusted_proxy_headers=True,
     )
 

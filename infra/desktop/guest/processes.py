@@ -1,15 +1,19 @@
 """Running commands for the agent and for task setup.
 
-Output goes to unlinked files instead of pipes: a program that a command leaves running in the background keeps
-its output open, and reading a pipe to its end would then last as long as that program.
+Output goes through pipes and never to a file: on a full disk a file would hold nothing, and no output is an answer
+that an evaluator scores. A program that a command leaves running in the background keeps its pipes open, so a command's
+answer does not wait for their end; a thread reads on, and drops what comes, lest that program stops.
 """
 
 import contextlib
+import fcntl
 import os
+import select
 import shlex
 import signal
+import struct
 import subprocess
-import tempfile
+import termios
 import threading
 from dataclasses import dataclass
 from typing import IO
@@ -17,6 +21,8 @@ from typing import IO
 from guest.errors import CommandTimeout, GuestError
 
 Command = str | list[str]
+
+_CHUNK_BYTES = 65536
 
 
 @dataclass(frozen=True)
@@ -61,14 +67,19 @@ def run(
     `merge` sends standard error into the output. Raises CommandTimeout at the limit, GuestError (500, as the
     protocol has it) when the command cannot be started.
     """
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as error:
-        process = _start(command, shell=shell, cwd=cwd, stdout=output, stderr=output if merge else error)
-        try:
-            returncode = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            kill_group(process)
-            raise CommandTimeout(timeout_s) from None
-        return Completed(_text(output, max_output_bytes), _text(error, max_output_bytes), returncode)
+    stderr = subprocess.STDOUT if merge else subprocess.PIPE
+    process = _start(command, shell=shell, cwd=cwd, stdout=subprocess.PIPE, stderr=stderr)
+    try:
+        output = _Output(process.stdout, max_output_bytes)
+        error = None if merge else _Output(process.stderr, max_output_bytes)
+        returncode = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        kill_group(process)
+        raise CommandTimeout(timeout_s) from None
+    except RuntimeError as trouble:  # no thread: an output that nobody reads must not pass for an empty one
+        kill_group(process)
+        raise GuestError(f"the command's output cannot be read: {trouble}", 500) from trouble
+    return Completed(output.so_far(), error.so_far() if error else "", returncode)
 
 
 def launch(command: Command, *, shell: bool) -> None:
@@ -101,6 +112,43 @@ def _start(
         raise GuestError(str(error), 500) from error
 
 
-def _text(stream: IO[bytes], limit: int) -> str:
-    stream.seek(0)
-    return stream.read(limit).decode("utf-8", errors="replace")
+class _Output:
+    """One output of a command. A thread reads it to its end, whenever that is, and keeps the first `limit` bytes."""
+
+    def __init__(self, pipe: IO[bytes], limit: int) -> None:
+        self._pipe = pipe
+        self._room = limit
+        self._kept = bytearray()
+        self._lock = threading.Lock()
+        os.set_blocking(pipe.fileno(), False)
+        threading.Thread(target=self._read, name=f"read-{pipe.fileno()}", daemon=True).start()
+
+    def so_far(self) -> str:
+        """Everything written before this call; what is written later is dropped."""
+        with self._lock:
+            if not self._pipe.closed:
+                self._take(self._waiting())
+            text = self._kept.decode("utf-8", errors="replace")
+            self._kept, self._room = bytearray(), 0
+        return text
+
+    def _read(self) -> None:
+        readable = select.poll()
+        readable.register(self._pipe, select.POLLIN)
+        while not self._pipe.closed:
+            readable.poll()
+            with self._lock, contextlib.suppress(BlockingIOError):  # `so_far` may have been quicker
+                if not self._take(_CHUNK_BYTES):
+                    self._pipe.close()
+
+    def _take(self, size: int) -> int:
+        """Read at most `size` bytes of what waits in the pipe; 0 at its end."""
+        chunk = os.read(self._pipe.fileno(), size) if size else b""
+        kept = chunk[: self._room]
+        self._kept += kept
+        self._room -= len(kept)
+        return len(chunk)
+
+    def _waiting(self) -> int:
+        answer = fcntl.ioctl(self._pipe.fileno(), termios.FIONREAD, bytes(4))
+        return int(struct.unpack("i", answer)[0])
