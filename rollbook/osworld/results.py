@@ -4,13 +4,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rollbook.sandboxes.forwarder_log import Exchange, ExchangeLog, Outcome
+from rollbook.sandboxes.forwarder_log import ANSWERED, Exchange, ExchangeLog, Outcome
 
 Phase = Literal["prepare", "postconfig", "evaluate"]
 Status = Literal["ok", "failed", "timeout"]
 Network = Literal["none", "host"]
 
 GUEST_PORT = 5000
+
+CLOSED_APPLICATION = frozenset({Outcome.REFUSED, Outcome.RESET})
+"""How an exchange with Chromium or VLC ends when the application is closed: nothing listens, or what passes the port
+on (Docker's proxy) takes the connection and drops it. Other failures mean that nobody could look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,15 @@ def _guest_verdict(phase: Phase, run: ChildRun, log: ExchangeLog, guest: GuestCh
         # In setup a 500 is the stock guest's way to say that a command or file does not exist. Here metrics take
         # what is missing for a 0, and nothing tells that 500 from a guest server that is falling apart.
         return Verdict(status, None, "GuestExchangeFailed", _failed_exchanges(log), guest_failed=True)
+    if phase == "evaluate" and _unheard_applications(log, died=run.answer is None):
+        return Verdict(status, None, "GuestExchangeFailed", _failed_exchanges(log), guest_failed=True)
     return None
+
+
+def _unheard_applications(log: ExchangeLog, died: bool) -> int:
+    """Exchanges with Chromium and VLC that tell nothing about them, since a desktop that hangs looks the same."""
+    told = ANSWERED | CLOSED_APPLICATION | ({Outcome.ABANDONED} if died else set())
+    return sum(n for (port, outcome), n in log.counts.items() if port != GUEST_PORT and outcome not in told)
 
 
 def _setup_verdict(answer: dict[str, Any]) -> Verdict:
@@ -145,9 +157,18 @@ def _score_verdict(answer: dict[str, Any]) -> Verdict:
 
 
 def _failed_exchanges(log: ExchangeLog) -> str:
-    bad = [e for e in log.failures if e.port == GUEST_PORT and (e.delivery_failed or e.outcome is Outcome.HTTP_5XX)]
-    lines = [f"{e.method} {e.path}: {e.outcome}{f' {e.status}' if e.status else ''} {e.detail}".strip() for e in bad]
+    bad = [e for e in log.failures if _is_failed(e)]
+    lines = [
+        f"{e.method} {e.path} on port {e.port}: {e.outcome}{f' {e.status}' if e.status else ''} {e.detail}".strip()
+        for e in bad
+    ]
     return f"{len(bad)} exchange(s) with the guest failed: " + "; ".join(lines[:5])
+
+
+def _is_failed(exchange: Exchange) -> bool:
+    if exchange.port == GUEST_PORT:
+        return exchange.delivery_failed or exchange.outcome is Outcome.HTTP_5XX
+    return not exchange.answered and exchange.outcome not in CLOSED_APPLICATION
 
 
 def _how_it_died(exit_code: int | None) -> str:

@@ -3,11 +3,11 @@
 One loopback listener per guest port, plain HTTP and WebSocket in, HTTP(S) out. It adds what a gateway needs (path
 prefix, route headers), rewrites Host and WebSocket URLs for Chromium's debugger, ignores proxy variables, and records
 how every exchange ended. A guest that cannot be reached is answered with 502; one that dies in the middle of a reply
-breaks the client's connection, so that no half reply passes for a whole one.
+breaks the client's connection, so that no half reply passes for a whole one. A guest never leads its client elsewhere:
+redirects and listings with foreign addresses become 502.
 """
 
 import asyncio
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -19,9 +19,12 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
+from rollbook.sandboxes.forwarder_checks import ReplyCheck
 from rollbook.sandboxes.forwarder_log import PATH_LIMIT, Exchange, ExchangeLog, Outcome
+from rollbook.sandboxes.forwarder_outcomes import Redirected, answered, failure_outcome, refused_upgrade, stay_here
 from rollbook.sandboxes.forwarder_routes import (
     EndpointLike,
+    answers_in_text,
     is_cdp_listing,
     reply_headers,
     request_headers,
@@ -50,9 +53,10 @@ class _Record:
     outcome: Outcome = Outcome.BROKEN
     detail: str = ""
 
-    def ended(self, outcome: Outcome, error: BaseException | None = None) -> None:
+    def ended(self, outcome: Outcome, error: BaseException | str | None = None) -> None:
         self.outcome = outcome
-        self.detail = f"{type(error).__name__}: {error}"[:500] if error is not None else ""
+        words = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error or ""
+        self.detail = words[:500]
 
     def exchange(self) -> Exchange:
         return Exchange(
@@ -103,6 +107,7 @@ class Forwarder:
                     timeout=self._timeout,
                     auto_decompress=False,
                     trust_env=False,
+                    trace_configs=[stay_here()],
                 )
             )
             for port, endpoint in self._endpoints.items():
@@ -164,7 +169,10 @@ class Forwarder:
             return _bad_gateway(record)
         try:
             record.status = reply.status
-            if is_cdp_listing(record.port, request.path, reply.headers.get("Content-Type", "")):
+            if 300 <= reply.status < 400:
+                record.ended(Outcome.REDIRECTED, f"to {reply.headers.get('Location', 'nowhere')}")
+                return _bad_gateway(record)
+            if is_cdp_listing(record.port, request.path):
                 return await self._listing(record, endpoint, request, reply)
             return await self._stream(record, request, reply)
         finally:
@@ -174,18 +182,23 @@ class Forwarder:
         self, record: _Record, request: web.BaseRequest, reply: aiohttp.ClientResponse
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=reply.status, reason=reply.reason, headers=reply_headers(reply.headers))
+        check = ReplyCheck(record.port, request.path, reply.status, reply.headers.get("Content-Encoding", ""))
         try:
             await response.prepare(request)
             while chunk := await _next_chunk(record, reply):
+                check.feed(chunk)
                 await response.write(chunk)
         except (ConnectionError, asyncio.CancelledError) as error:
             # A client that has all it wants may hang up before we see that it does.
-            record.ended(_answered(reply.status) if reply.content.at_eof() else Outcome.ABANDONED, error)
+            if reply.content.at_eof():
+                _whole(record, reply.status, check)
+            else:
+                record.ended(Outcome.ABANDONED, error)
             if isinstance(error, asyncio.CancelledError):
                 raise
             return response
         if record.outcome is Outcome.BROKEN:
-            record.ended(_answered(reply.status))
+            _whole(record, reply.status, check)
         elif request.transport is not None:
             request.transport.abort()  # the guest broke off: the client must not take this reply for a whole one
         return response
@@ -201,10 +214,16 @@ class Forwarder:
                 return _bad_gateway(record)
         if record.outcome is not Outcome.BROKEN:
             return _bad_gateway(record)
-        record.ended(_answered(reply.status))
+        try:
+            listing = rewrite_cdp(bytes(body), request.headers.get("Host", ""), endpoint)
+        except ValueError as error:
+            if reply.status < 400 and not answers_in_text(request.path):
+                record.ended(Outcome.GARBLED, error)
+                return _bad_gateway(record)
+            listing = bytes(body)  # words for a person: no client looks for an address in them
+        record.ended(answered(reply.status))
         headers = reply_headers(reply.headers)
         headers.popall("Content-Length", None)
-        listing = rewrite_cdp(bytes(body), request.headers.get("Host", ""), endpoint)
         return web.Response(status=reply.status, body=listing, headers=headers)
 
     async def _websocket(self, record: _Record, endpoint: EndpointLike, request: web.BaseRequest) -> web.StreamResponse:
@@ -219,7 +238,11 @@ class Forwarder:
             )
         except aiohttp.WSServerHandshakeError as error:
             record.status = error.status
-            record.ended(_answered(error.status) if error.status >= 400 else Outcome.RESET, error)
+            record.ended(refused_upgrade(error.status), error)
+            return _bad_gateway(record)
+        except Redirected as error:
+            record.status = error.status
+            record.ended(Outcome.REDIRECTED, error)
             return _bad_gateway(record)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             record.ended(failure_outcome(error), error)
@@ -240,20 +263,12 @@ async def _next_chunk(record: _Record, reply: aiohttp.ClientResponse) -> bytes:
     return chunk
 
 
-def failure_outcome(error: BaseException, connected: bool = False) -> Outcome:
-    """Which outcome an error of the HTTP client means; `connected`: a reply had begun."""
-    if isinstance(error, TimeoutError):
-        return Outcome.TIMEOUT
-    if not connected and isinstance(error, aiohttp.ClientConnectorError | ssl.SSLError):
-        refused = isinstance(getattr(error, "os_error", None), ConnectionRefusedError)
-        return Outcome.REFUSED if refused else Outcome.UNREACHABLE
-    return Outcome.RESET
-
-
-def _answered(status: int) -> Outcome:
-    if status >= 500:
-        return Outcome.HTTP_5XX
-    return Outcome.HTTP_4XX if status >= 400 else Outcome.OK
+def _whole(record: _Record, status: int, check: ReplyCheck) -> None:
+    """The reply has come to its end."""
+    if problem := check.problem():
+        record.ended(Outcome.GARBLED, problem)
+    else:
+        record.ended(answered(status))
 
 
 def _bad_gateway(record: _Record) -> web.Response:

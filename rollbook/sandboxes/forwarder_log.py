@@ -21,11 +21,13 @@ class Outcome(StrEnum):
     RESET = "reset"  # the connection broke before the reply was complete
     TIMEOUT = "timeout"  # no byte came for too long
     ABANDONED = "abandoned"  # the client gave up before the reply was complete
+    REDIRECTED = "redirected"  # answered 300..399: not passed on, since it would lead the client elsewhere
+    GARBLED = "garbled"  # answered completely, but in a form that this route of a guest never has
     BROKEN = "broken"  # the forwarder itself failed
 
 
 ANSWERED = frozenset({Outcome.OK, Outcome.HTTP_4XX, Outcome.HTTP_5XX})
-"""Outcomes with a complete reply."""
+"""Outcomes with a complete reply that can be taken at its word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,12 @@ class Exchange:
 
     @property
     def answered(self) -> bool:
-        """Whether a complete reply came."""
+        """Whether a complete reply came that can be taken at its word."""
         return self.outcome in ANSWERED
 
     @property
     def delivery_failed(self) -> bool:
-        """Whether the guest did not answer: no reply, or a gateway (502, 503, 504) speaking for it."""
+        """Whether the guest did not answer: no reply that counts, or a gateway (502, 503, 504) speaking for it."""
         return not self.answered or self.status in (502, 503, 504)
 
 

@@ -32,8 +32,8 @@ HOP_BY_HOP = frozenset(
 _WEBSOCKET_ONLY = frozenset(
     {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
 )
-_SOCKET_URL = re.compile(r"^(wss?)://[^/?#]+([^?#]*)")
-_FRONTEND_PARAMETER = re.compile(r"([?&])wss?=[^/?&#]+([^?&#]*)")
+_SOCKET_URL = re.compile(r"^(wss?)://[^/?#\\\s]+([^?#\\\s]*)", re.IGNORECASE)
+_FRONTEND_PARAMETER = re.compile(r"([?&])wss?=[^/?&#]+([^?&#]*)", re.IGNORECASE)
 
 
 class EndpointLike(Protocol):
@@ -95,20 +95,26 @@ def host_header(port: int, endpoint: EndpointLike) -> str:
     return url.host_port_subcomponent or ""
 
 
-def is_cdp_listing(port: int, path: str, content_type: str) -> bool:
-    """Whether a reply lists CDP targets and so names WebSocket URLs."""
-    return port == CDP_PORT and (path == "/json" or path.startswith("/json/")) and "json" in content_type
+def is_cdp_listing(port: int, path: str) -> bool:
+    """Whether a reply lists CDP targets and so names WebSocket URLs; clients do not look at its content type."""
+    return port == CDP_PORT and (path == "/json" or path.startswith("/json/"))
+
+
+def answers_in_text(path: str) -> bool:
+    """Whether this command of Chromium's debugger answers with words, not with a listing."""
+    return path.startswith(("/json/activate/", "/json/close/"))
 
 
 def rewrite_cdp(body: bytes, client_host: str, endpoint: EndpointLike) -> bytes:
     """Point the WebSocket URLs of a CDP listing at the forwarder (`client_host` = the client's own Host header).
 
-    Only the two fields that hold them change: titles and addresses of pages are evidence. What is no JSON passes.
+    Only the two fields that hold them change: titles and addresses of pages are evidence. Raises ValueError for what
+    is no JSON and for a `webSocketDebuggerUrl` that cannot be led back to this guest.
     """
     try:
         listing = json.loads(body)
-    except ValueError:
-        return body
+    except RecursionError:
+        raise ValueError("JSON nested too deep") from None
     prefix = URL(endpoint.url).path.rstrip("/")
     for entry in listing if isinstance(listing, list) else [listing]:
         if isinstance(entry, dict):
@@ -121,7 +127,10 @@ def _point_here(listed: dict[str, Any], client_host: str, prefix: str) -> None:
         path = match[2] or ""
         return path.removeprefix(prefix) if path.startswith(prefix + "/") else path
 
-    if isinstance(url := listed.get("webSocketDebuggerUrl"), str):
+    url = listed.get("webSocketDebuggerUrl")
+    if url is not None:
+        if not isinstance(url, str) or not _SOCKET_URL.match(url):
+            raise ValueError(f"webSocketDebuggerUrl is no WebSocket URL of this guest: {url!r:.200}")
         listed["webSocketDebuggerUrl"] = _SOCKET_URL.sub(lambda m: f"ws://{client_host}{path_of(m)}", url)
     if isinstance(url := listed.get("devtoolsFrontendUrl"), str):
         listed["devtoolsFrontendUrl"] = _FRONTEND_PARAMETER.sub(lambda m: f"{m[1]}ws={client_host}{path_of(m)}", url)

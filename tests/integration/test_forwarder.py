@@ -89,8 +89,8 @@ async def test_compressed_and_chunked_replies_are_not_touched(guest: HttpGuest, 
         await response.write(packed[10:])
         return response
 
-    guest.routes["/accessibility"] = chunks
-    async with forwarding(Endpoint(guest.url)) as (url, recorded, _), session.get(f"{url}/accessibility") as reply:
+    guest.routes["/file"] = chunks
+    async with forwarding(Endpoint(guest.url)) as (url, recorded, _), session.get(f"{url}/file") as reply:
         assert await reply.read() == packed
     assert recorded.outcomes() == [Outcome.OK]
 
@@ -130,6 +130,66 @@ async def test_a_status_is_passed_on_and_recorded(
     assert (recorded[0].outcome, recorded[0].status) == (outcome, code)
     assert recorded[0].delivery_failed is (code == 503)
     assert forwarder.log.by_port() == {5000: {outcome: 1}}
+
+
+def leading_to(url: str, code: int = 302) -> Any:
+    """Answer with another address, without following it up."""
+
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=code, headers={"Location": url})
+
+    return answer
+
+
+@pytest.mark.parametrize("port", [5000, 8080, 9222])
+@pytest.mark.parametrize("code", [300, 301, 302, 303, 304, 307, 308])
+async def test_no_redirect_reaches_the_client(
+    guest: HttpGuest, session: aiohttp.ClientSession, port: int, code: int
+) -> None:
+    async with HttpGuest() as elsewhere, forwarding(Endpoint(guest.url), port=port) as (url, recorded, _):
+        guest.routes["/json/version"] = leading_to(f"{elsewhere.url}/internal", code)
+        async with session.get(f"{url}/json/version") as reply:
+            assert (reply.status, reply.headers.get("Location"), reply.history) == (502, None, ())
+        await recorded.reach(1)
+        assert elsewhere.seen == []
+    assert (recorded[0].outcome, recorded[0].status, recorded[0].delivery_failed) == (Outcome.REDIRECTED, code, True)
+
+
+@pytest.mark.parametrize("code", [302, 304, 307])
+async def test_a_websocket_upgrade_is_not_redirected_either(
+    guest: HttpGuest, session: aiohttp.ClientSession, code: int
+) -> None:
+    async with HttpGuest(routes={"/internal": echo_socket}) as elsewhere:
+        guest.routes["/devtools/browser/1"] = leading_to(f"{elsewhere.url}/internal", code)
+        async with forwarding(Endpoint(guest.url), port=9222) as (url, recorded, _):
+            with pytest.raises(aiohttp.WSServerHandshakeError):
+                await session.ws_connect(f"{url}/devtools/browser/1")
+            await recorded.reach(1)
+        assert elsewhere.seen == []
+    assert (recorded[0].outcome, recorded[0].status) == (Outcome.REDIRECTED, code)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "outcome"),
+    [
+        ("/terminal", b'{"output": "hel', Outcome.GARBLED),
+        ("/terminal", b"<html>the sandbox is resuming</html>", Outcome.GARBLED),
+        ("/setup/execute", {"status": "resuming"}, Outcome.GARBLED),
+        ("/file", b'{"output": "hel', Outcome.OK),
+        ("/file", status(204), Outcome.GARBLED),
+        ("/terminal", {"output": None}, Outcome.OK),
+    ],
+)
+async def test_an_answer_that_its_route_never_gives_is_recorded(
+    guest: HttpGuest, session: aiohttp.ClientSession, path: str, answer: Any, outcome: Outcome
+) -> None:
+    guest.routes[path] = answer
+    async with forwarding(Endpoint(guest.url)) as (url, recorded, _):
+        async with session.post(f"{url}{path}") as reply:
+            await reply.read()
+        await recorded.reach(1)
+    assert recorded.outcomes() == [outcome]
+    assert recorded[0].delivery_failed is bool(recorded[0].detail) is (outcome is Outcome.GARBLED)
 
 
 async def test_a_closed_port_is_refused(session: aiohttp.ClientSession) -> None:
@@ -275,3 +335,37 @@ async def test_cdp_listings_point_back_at_the_forwarder(guest: HttpGuest, sessio
         await socket.close()
         await recorded.reach(2)
     assert recorded.outcomes() == [Outcome.OK, Outcome.OK]
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        b'{"webSocketDebuggerUrl": "http://127.0.0.1:1/x"}',
+        b'{"webSocketDebuggerUrl": ["ws://127.0.0.1:1/x"]}',
+        b'{"webSocketDebuggerUrl": "ws://127.0.0.1',
+        b"[" * 200_000,
+    ],
+)
+async def test_a_listing_that_leads_elsewhere_is_refused(
+    guest: HttpGuest, session: aiohttp.ClientSession, listing: bytes
+) -> None:
+    guest.routes["/json/version/"] = listing  # as application/octet-stream: clients do not care
+    async with (
+        forwarding(Endpoint(guest.url), port=9222) as (url, recorded, _),
+        session.get(f"{url}/json/version/") as reply,
+    ):
+        assert reply.status == 502
+        assert b"ws://" not in await reply.read()
+        await recorded.reach(1)
+    assert (recorded[0].outcome, recorded[0].delivery_failed) == (Outcome.GARBLED, True)
+
+
+async def test_words_of_the_browser_pass(guest: HttpGuest, session: aiohttp.ClientSession) -> None:
+    guest.routes |= {"/json/close/A": b"Target is closing", "/json/version": status(500, "no")}
+    async with forwarding(Endpoint(guest.url), port=9222) as (url, recorded, _):
+        async with session.get(f"{url}/json/close/A") as reply:
+            assert (reply.status, await reply.read()) == (200, b"Target is closing")
+        async with session.get(f"{url}/json/version") as reply:
+            assert reply.status == 500
+        await recorded.reach(2)
+    assert recorded.outcomes() == [Outcome.OK, Outcome.HTTP_5XX]

@@ -77,17 +77,50 @@ def test_cdp_urls_lose_the_prefix_and_get_the_clients_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("port", "path", "kind", "is_listing"),
+    ("port", "path", "is_listing"),
     [
-        (9222, "/json/version", "application/json; charset=UTF-8", True),
-        (9222, "/json", "application/json", True),
-        (9222, "/json/list", "text/html", False),
-        (9222, "/jsonp", "application/json", False),
-        (5000, "/json/version", "application/json", False),
+        (9222, "/json/version/", True),
+        (9222, "/json", True),
+        (9222, "/json/list", True),
+        (9222, "/jsonp", False),
+        (5000, "/json/version", False),
     ],
 )
-def test_only_cdp_listings_are_rewritten(port: int, path: str, kind: str, is_listing: bool) -> None:
-    assert is_cdp_listing(port, path, kind) is is_listing
+def test_only_cdp_listings_are_rewritten(port: int, path: str, is_listing: bool) -> None:
+    assert is_cdp_listing(port, path) is is_listing
+
+
+@pytest.mark.parametrize("url", ["WS://evil.example:1/devtools/browser/1", "wSs://localhost/devtools/browser/1"])
+def test_the_case_of_a_scheme_hides_no_url(url: str) -> None:
+    rewritten = rewrite_cdp(json.dumps({"webSocketDebuggerUrl": url}).encode(), "127.0.0.1:4", Endpoint("http://h"))
+    assert json.loads(rewritten) == {"webSocketDebuggerUrl": "ws://127.0.0.1:4/devtools/browser/1"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        " ws://evil.example/x",  # a browser's URL parser drops the blank
+        "w\ts://evil.example/x",
+        "ws:evil.example/x",
+        "ws:/\\evil.example/x",
+        "http://evil.example/x",
+        "//evil.example/x",
+        "",
+        ["ws://evil.example/x"],  # becomes a string in JavaScript
+        {"href": "ws://evil.example/x"},
+        7,
+    ],
+)
+def test_an_url_that_cannot_be_led_back_is_refused(url: object) -> None:
+    body = json.dumps([{"webSocketDebuggerUrl": url}]).encode()
+    with pytest.raises(ValueError, match="webSocketDebuggerUrl"):
+        rewrite_cdp(body, "127.0.0.1:4", Endpoint("http://h"))
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b'{"webSocketDebuggerUrl": "ws://evil/\xff"}', b"[" * 200_000])
+def test_a_listing_that_is_no_json_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError):
+        rewrite_cdp(body, "127.0.0.1:4", Endpoint("http://h"))
 
 
 def exchange(outcome: Outcome, status: int | None = None, port: int = 5000) -> Exchange:
@@ -123,6 +156,8 @@ def test_the_log_counts_everything_and_keeps_the_newest_failures() -> None:
         (Outcome.TIMEOUT, None, True),
         (Outcome.ABANDONED, None, True),
         (Outcome.UNREACHABLE, None, True),
+        (Outcome.REDIRECTED, 302, True),
+        (Outcome.GARBLED, 200, True),
         (Outcome.BROKEN, None, True),
     ],
 )

@@ -35,6 +35,8 @@ def test_a_score_stands_as_it_was_returned() -> None:
         (Outcome.RESET, 200),
         (Outcome.TIMEOUT, None),
         (Outcome.ABANDONED, None),
+        (Outcome.REDIRECTED, 302),
+        (Outcome.GARBLED, 200),
         (Outcome.BROKEN, None),
         (Outcome.HTTP_5XX, 502),
         (Outcome.HTTP_5XX, 503),
@@ -60,11 +62,38 @@ def test_a_500_spoils_an_evaluation_but_is_a_fact_of_a_setup() -> None:
 def test_a_question_cut_short_by_the_evaluators_own_death_is_not_the_guests_fault() -> None:
     verdict = judge("evaluate", ChildRun("exited", -9, None), log((5000, Outcome.ABANDONED, None)), SAME)
     assert (verdict.error_type, verdict.guest_failed) == ("EvaluatorDied", False)
+    verdict = judge("evaluate", ChildRun("exited", -9, None), log((9222, Outcome.ABANDONED, None)), SAME)
+    assert (verdict.error_type, verdict.guest_failed) == ("EvaluatorDied", False)
 
 
 def test_a_404_and_closed_applications_are_facts() -> None:
     facts = log((5000, Outcome.HTTP_4XX, 404), (9222, Outcome.REFUSED, None), (8080, Outcome.RESET, None))
     assert judge("evaluate", SCORED, facts, SAME) == Verdict("ok", 0.5)
+    gateway = log((9222, Outcome.HTTP_5XX, 502), (8080, Outcome.HTTP_4XX, 401))
+    assert judge("evaluate", SCORED, gateway, SAME) == Verdict("ok", 0.5)
+
+
+@pytest.mark.parametrize("port", [9222, 8080])
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (Outcome.TIMEOUT, None),
+        (Outcome.ABANDONED, None),
+        (Outcome.UNREACHABLE, None),
+        (Outcome.REDIRECTED, 302),
+        (Outcome.GARBLED, 200),
+        (Outcome.BROKEN, None),
+    ],
+)
+def test_an_application_that_does_not_speak_is_not_a_closed_one(
+    port: int, outcome: Outcome, status: int | None
+) -> None:
+    """A desktop that hung while it was looked at scored 0.0, with its nonce in order right afterwards."""
+    verdict = judge("evaluate", SCORED, log((port, outcome, status)), SAME)
+    assert (verdict.status, verdict.value, verdict.error_type) == ("failed", None, "GuestExchangeFailed")
+    assert verdict.guest_failed
+    assert f"1 exchange(s) with the guest failed: POST /execute on port {port}: {outcome}" in verdict.error_message
+    assert judge("prepare", SET_UP, log((port, outcome, status)), SAME) == Verdict("ok", True)
 
 
 @pytest.mark.parametrize("run", [SCORED, RAISED, ChildRun("timeout", None, None), ChildRun("exited", -9, None)])

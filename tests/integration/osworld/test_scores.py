@@ -14,13 +14,16 @@ import pytest
 from aiohttp import web
 
 from rollbook.errors import ConfigError, InvalidInput
+from rollbook.osworld import runner
 from rollbook.osworld.capabilities import capabilities, survey
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment, verify_unmodified
-from tests.doubles.http_guest import HttpGuest, command, half, reset, status
+from rollbook.sandboxes.provider import Endpoint
+from tests.doubles.http_guest import HttpGuest, command, half, reset, silence, status
 from tests.integration.osworld.kit import (
     TASK_ID,
     Run,
     task,
+    urls,
     vm_file,
 )
 
@@ -128,6 +131,79 @@ async def test_an_evaluator_that_could_not_look_gives_no_score(run: Run, guest: 
     result = await run("evaluate", task())
     assert (result.status, result.value, result.error_type) == ("failed", None, "GuestExchangeFailed")
     assert (result.guest_failed, result.guest_alive_after) == (True, True)
+
+
+async def to_a_closed_port(_: web.BaseRequest) -> web.StreamResponse:
+    """Lead elsewhere."""
+    return web.Response(status=302, headers={"Location": "http://127.0.0.1:1/x"})
+
+
+@pytest.mark.parametrize(
+    "answer", [to_a_closed_port, b'{"output": "hel', b"<html>the sandbox is resuming</html>", {"status": "resuming"}]
+)
+async def test_what_canonical_code_swallows_gives_no_score(run: Run, guest: HttpGuest, answer: Any) -> None:
+    """Canonical `get_terminal_output` and `get_file` log these and go on with None, which scored 0.0."""
+    terminal = task(
+        func="check_include_exclude",
+        result={"type": "vm_terminal_output"},
+        expected={"type": "rule", "rules": {"include": ["hello"], "exclude": []}},
+    )
+    guest.routes["/terminal"] = answer
+    result = await run("evaluate", terminal)
+    assert (result.status, result.value, result.error_type) == ("failed", None, "GuestExchangeFailed"), result
+    assert result.guest_failed
+    guest.routes["/terminal"] = {"output": "hello"}
+    assert (await run("evaluate", terminal)).value == 1.0
+
+
+async def test_a_garbled_answer_spoils_a_postconfig(run: Run, guest: HttpGuest) -> None:
+    guest.routes["/setup/execute"] = b'{"status": "success", "out'
+    result = await run("postconfig", task(postconfig=[{"type": "execute", "parameters": {"command": ["save"]}}]))
+    assert (result.status, result.value, result.guest_failed) == ("failed", None, True)
+
+
+async def test_the_guest_does_not_send_the_evaluator_to_the_host(run: Run, guest: HttpGuest) -> None:
+    """A task that downloads has the machine's network: a redirect fetched from its loopback, and scored 1.0."""
+    async with HttpGuest(routes={"/internal": command("yes\n"), "/gold": b"no"}) as service:
+
+        async def redirect(_: web.BaseRequest) -> web.StreamResponse:
+            return web.Response(status=307, headers={"Location": f"{service.url}/internal"})
+
+        guest.routes["/execute"] = redirect
+        either = task(
+            func=["exact_match", "exact_match"],
+            conj="or",
+            result=[task()["evaluator"]["result"], {"type": "cloud_file", "path": f"{service.url}/gold", "dest": "g"}],
+            expected=[task()["evaluator"]["expected"]] * 2,
+        )
+        result = await run("evaluate", either)
+        assert "/internal" not in service.paths()
+    assert (result.network, result.status, result.value, result.guest_failed) == ("host", "failed", None, True)
+    assert [(e.path, e.outcome, e.status) for e in result.failures] == [("/execute", "redirected", 307)]
+
+
+async def test_a_player_that_hangs_is_not_a_closed_one(
+    run: Run, guest: HttpGuest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(runner.IDLE_TIMEOUT_S, "evaluate", 1.0)
+    player = task(
+        func="is_vlc_playing",
+        result={"type": "vlc_playing_info", "dest": "status.xml"},
+        expected={"type": "rule", "rules": {"type": "file_name", "file_name": "a"}},
+    )
+    async with HttpGuest(routes={"/requests/status.xml": silence}) as vlc:
+        result = await run("evaluate", player, endpoints={5000: Endpoint(guest.url), 8080: Endpoint(vlc.url)})
+    assert (result.value, result.error_type, result.guest_failed) == (None, "GuestExchangeFailed", True)
+    assert result.exchanges[8080] == {"timeout": 1}
+
+
+async def test_a_browser_that_leads_elsewhere_gives_no_score(run: Run, guest: HttpGuest) -> None:
+    tabs = task(func="is_expected_tabs", result={"type": "open_tabs_info"}, expected=urls("https://example.org"))
+    guest.routes["/setup/launch"] = b"launched"
+    async with HttpGuest(routes={"/json/version/": {"webSocketDebuggerUrl": "http://127.0.0.1:1/x"}}) as browser:
+        result = await run("evaluate", tabs, endpoints={5000: Endpoint(guest.url), 9222: Endpoint(browser.url)})
+    assert (result.value, result.error_type, result.guest_failed) == (None, "GuestExchangeFailed", True)
+    assert set(result.exchanges[9222]) == {"garbled"}
 
 
 async def test_a_reset_is_not_outlived_by_a_retry_that_works(run: Run, guest: HttpGuest) -> None:
