@@ -22,6 +22,8 @@ from rollbook.osworld.settings import evaluator_settings
 INSIDE = Path(__file__).parent / "inside"
 NOBODY = 65534
 PROBE_TIMEOUT_S = 30.0
+_KILLED_INSIDE = 128 + 9
+"""Exit code of bubblewrap when what it started was killed, for instance for want of memory."""
 
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -130,7 +132,9 @@ class Cage:
 async def choose_cage(env: EvaluatorEnv, network: Literal["none", "host"]) -> Cage:
     """The strictest cage that the setting asks for and this machine can build (found out once per process).
 
-    Raises ConfigError when ROLLBOOK_EVALUATOR_ISOLATION is `bwrap` and bubblewrap does not work here.
+    Raises ConfigError when bubblewrap does not work here and ROLLBOOK_EVALUATOR_ISOLATION is `bwrap`, or `auto` in a
+    worker that runs as root: content of an agent is never evaluated as root unless the setting says `none`. Raises it
+    too when the trial came to no result; the next call tries again.
     """
     wanted = evaluator_settings().evaluator_isolation
     if wanted == "none":
@@ -139,6 +143,12 @@ async def choose_cage(env: EvaluatorEnv, network: Literal["none", "host"]) -> Ca
     if cage.kind == "none":
         if wanted == "bwrap":
             raise ConfigError(f"ROLLBOOK_EVALUATOR_ISOLATION=bwrap, but bubblewrap does not work: {cage.reason}")
+        if os.geteuid() == 0:
+            raise ConfigError(
+                f"bubblewrap does not work ({cage.reason}), and a worker that is root does not evaluate unconfined: "
+                "make bubblewrap work (`rollbook doctor` says how), run the worker as an ordinary user, or set "
+                "ROLLBOOK_EVALUATOR_ISOLATION=none"
+            )
         return cage
     return replace(cage, network=network)
 
@@ -147,15 +157,19 @@ _found: dict[Path, Cage] = {}
 
 
 async def working_cage(env: EvaluatorEnv) -> Cage:
-    """A cage that was seen to start this environment's Python, or one of kind `none` that says why not."""
+    """A cage that was seen to start this environment's Python, or one of kind `none` that says why not.
+
+    Only what is certain is remembered. Raises ConfigError when the trial was too slow or was ended from outside: that
+    tells of a busy machine, and nothing of bubblewrap.
+    """
+    if shutil.which("bwrap") is None:
+        return Cage("none", "bwrap is not installed (Debian: apt install bubblewrap)")
     if env.python not in _found:
         _found[env.python] = await _find_cage(env)
     return _found[env.python]
 
 
 async def _find_cage(env: EvaluatorEnv) -> Cage:
-    if shutil.which("bwrap") is None:
-        return Cage("none", "bwrap is not installed (Debian: apt install bubblewrap)")
     problem = ""
     for user_namespace in (False, True) if os.geteuid() == 0 else (True,):
         cage = Cage("bwrap", network="none", user_namespace=user_namespace)
@@ -180,7 +194,7 @@ with sync_playwright():
 
 
 async def _try(cage: Cage, env: EvaluatorEnv) -> str:
-    """Start Python in the cage as a phase would; the problem, or an empty string."""
+    """Start Python in the cage as a phase would; the problem, or an empty string. ConfigError: no result."""
     with _probe_box(cage.owner) as box:
         command = [*cage.command(env, box)[:-1], "-c", _PROBE]
         process = await asyncio.create_subprocess_exec(
@@ -194,7 +208,11 @@ async def _try(cage: Cage, env: EvaluatorEnv) -> str:
             await process.wait()
             if isinstance(error, asyncio.CancelledError):
                 raise
-            return f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+            raise ConfigError(
+                f"the trial of bubblewrap got no answer within {PROBE_TIMEOUT_S:.0f} s: is the machine too busy?"
+            ) from None
+    if process.returncode is None or process.returncode < 0 or process.returncode == _KILLED_INSIDE:
+        raise ConfigError(f"the trial of bubblewrap was ended by a signal (exit code {process.returncode})")
     if process.returncode == 0:
         return ""
     return output.decode("utf-8", "replace").strip()[-500:] or f"exit code {process.returncode}"

@@ -34,7 +34,8 @@ class EvaluatorSettings(BaseSettings):
     osworld_venv: Path = PROJECT_ROOT / ".venv-osworld"
     """Directory of the evaluator's own Python environment."""
     evaluator_isolation: Isolation = "auto"
-    """`bwrap`: refuse to evaluate without bubblewrap. `auto`: use it where it works. `none`: never."""
+    """`bwrap`: refuse to evaluate without bubblewrap. `auto`: use it where it works, and refuse without it as
+    root. `none`: never."""
     evaluator_memory_bytes: int = Field(default=4 * 2**30, ge=2**29)
     """Memory that one evaluation (its process and what that starts) may hold before it is ended as an error."""
 

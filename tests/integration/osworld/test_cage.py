@@ -12,6 +12,7 @@ import pytest
 
 from rollbook.errors import ConfigError
 from rollbook.osworld import isolation
+from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.sandboxes.provider import Endpoint
 from tests.doubles.http_guest import HttpGuest, cdp_browser, cdp_version
 from tests.integration.osworld.kit import (
@@ -132,9 +133,42 @@ async def test_a_file_still_to_fetch_opens_the_network_of_the_machine(run: Run) 
 async def test_without_bubblewrap_the_result_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "_found", {})
     monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     result = await run("evaluate", task())
     assert (result.value, result.isolation, result.network) == (1.0, "none", "host")
     assert "bwrap is not installed" in result.isolation_reason
     monkeypatch.setenv("ROLLBOOK_EVALUATOR_ISOLATION", "bwrap")
     with pytest.raises(ConfigError, match="bubblewrap does not work"):
         await run("evaluate", task())
+
+
+async def test_root_does_not_evaluate_without_a_cage_unless_told_to(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "_found", {})
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(ConfigError, match=r"root.*ROLLBOOK_EVALUATOR_ISOLATION=none"):
+        await run("evaluate", task())
+    monkeypatch.setenv("ROLLBOOK_EVALUATOR_ISOLATION", "none")
+    assert (await run("evaluate", task())).isolation == "none"
+
+
+@pytest.mark.parametrize("bwrap", ["exec sleep 60", "kill -9 $$", "exit 137"])
+async def test_a_trial_without_a_result_is_not_remembered(
+    env: EvaluatorEnv, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bwrap: str
+) -> None:
+    monkeypatch.setattr(isolation, "_found", {})
+    monkeypatch.setattr(isolation, "PROBE_TIMEOUT_S", 1.0)
+    stand_in = tmp_path / "bwrap"
+    stand_in.write_text(f"#!/bin/sh\n{bwrap}\n")
+    stand_in.chmod(0o755)
+    with monkeypatch.context() as busy:
+        busy.setattr(isolation.Cage, "command", lambda *_: [str(stand_in), "last"])
+        busy.setattr(shutil, "which", lambda name: str(stand_in))
+        with pytest.raises(ConfigError, match="trial of bubblewrap"):
+            await isolation.choose_cage(env, "none")
+    assert isolation._found == {}
+    with monkeypatch.context() as refused:
+        stand_in.write_text("#!/bin/sh\necho bwrap: no permission\nexit 1\n")
+        refused.setattr(isolation.Cage, "command", lambda *_: [str(stand_in), "last"])
+        refused.setattr(shutil, "which", lambda name: str(stand_in))
+        assert await isolation.working_cage(env) == isolation.Cage("none", "bwrap: no permission")
