@@ -4,8 +4,9 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.style import Style
 from rich.table import Table
@@ -67,13 +68,15 @@ def cell(value: Cell) -> str:
     return clean(str(value))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], title: str = "") -> None:
-    """Rows under column names. Numbers stand right."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Cell]], title: str = "", optional: Sequence[str] = ()
+) -> None:
+    """Rows under column names. Numbers stand right. A narrow terminal does without `optional` ones, first to last."""
     listed = [list(row) for row in rows]
     right = [_numeric(row[i] for row in listed) for i in range(len(columns))]
     texts = [[cell(value) for value in row] for row in listed]
     if is_terminal():
-        _rich_table(columns, texts, right, title)
+        _rich_table(columns, texts, right, title, optional)
     else:
         _plain_table(columns, texts, right, title)
 
@@ -83,13 +86,67 @@ def _numeric(values: Iterable[Cell]) -> bool:
     return bool(found) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in found)
 
 
-def _rich_table(columns: Sequence[str], rows: list[list[str]], right: list[bool], title: str) -> None:
+def _rich_table(
+    columns: Sequence[str], rows: list[list[str]], right: list[bool], title: str, optional: Sequence[str]
+) -> None:
+    terminal = console()
+    cells = [[_rich_cell(value) for value in row] for row in rows]
+    taken = _columns_that_fit(columns, cells, optional, terminal.width)
+    widths = _widths([(columns[i], [row[i].plain for row in cells]) for i in taken], terminal.width)
     table = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
-    for name, numeric in zip(columns, right, strict=True):
-        table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold", header_style="bold")
-    for row in rows:
-        table.add_row(*(_rich_cell(value) for value in row))
-    console().print(table)
+    for i, width in zip(taken, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if right[i] else "left"
+        table.add_column(Text(columns[i]), justify=justify, overflow="fold", header_style="bold", width=width)
+    for row in cells:
+        table.add_row(*(row[i] for i in taken))
+    # wider than the terminal rather than an id in two pieces: the terminal's own line break leaves it whole to a copy
+    terminal.width = max(terminal.width, _needed(widths))
+    terminal.print(table)
+
+
+WHOLE = frozenset({"BATCH", "ROLLOUT", "UNDER WAY", "TASK", "SANDBOX", "STATE", "ENDED AS"})
+"""Columns of names and states: never narrower than their longest word."""
+LONGEST_WORD = 24
+"""A longer word of any other column may be broken."""
+GAP = 2
+"""Between two columns."""
+
+
+def _needed(widths: Iterable[int]) -> int:
+    listed = list(widths)
+    return sum(listed) + GAP * (len(listed) - 1)
+
+
+def _columns_that_fit(
+    columns: Sequence[str], cells: list[list[Text]], optional: Sequence[str], width: int
+) -> list[int]:
+    natural = [max(cell_len(name), *(row[i].cell_len for row in cells), 0) for i, name in enumerate(columns)]
+    taken = list(range(len(columns)))
+    for name in optional:
+        if _needed(natural[i] for i in taken) > width:
+            taken = [i for i in taken if columns[i] != name]
+    return taken
+
+
+def _widths(columns: list[tuple[str, list[str]]], width: int) -> list[int]:
+    """Natural widths; where they do not fit, the widest gives way, down to its longest word."""
+    widths = [max(map(cell_len, (name, *texts))) for name, texts in columns]
+    for words_may_break in (False, True):
+        least = [_least(name, texts, words_may_break) for name, texts in columns]
+        while _needed(widths) > width:
+            spare = [(now, i) for i, (now, low) in enumerate(zip(widths, least, strict=True)) if now > low]
+            if not spare:
+                break
+            widths[max(spare)[1]] -= 1
+    return widths
+
+
+def _least(name: str, texts: list[str], words_may_break: bool) -> int:
+    longest = max(cell_len(word) for text in (name, *texts) for word in text.split() or [""])
+    if name in WHOLE:
+        return longest
+    title = max(map(cell_len, name.split()))
+    return max(title, min(longest, title if words_may_break else LONGEST_WORD))
 
 
 def _rich_cell(value: str) -> Text:

@@ -155,7 +155,8 @@ def _print_decisions(decisions: list[Row], reruns: list[Row]) -> None:
         for row in decisions
     ]
     if cells:
-        print_table(("ATTEMPT", "SCOPE", "DECISION", "REASON", "POLICY", "BY", "AT"), cells)
+        columns = ("ATTEMPT", "SCOPE", "DECISION", "REASON", "POLICY", "BY", "AT")
+        print_table(columns, cells, optional=("AT", "BY"))
     for row in reruns:
         word = "superseded" if row["supersede"] else "rerun requested"
         say(f"{word} after attempt {row['after_attempt']} by {row['requested_by']}: {clean(row['reason'], 200)}")

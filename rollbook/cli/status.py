@@ -64,7 +64,9 @@ async def _list(found: Settings, reader: Reader, limit: int, as_json: bool) -> N
         (row.batch_id, state, *(getattr(counts, name) for name in COUNTS), row.policy, row.created_at)
         for row, counts, state in listed
     ]
-    print_table(columns, cells) if cells else say("the ledger has no batch yet: `rollbook submit FILE` starts one")
+    print_table(columns, cells, optional=("CREATED", "POLICY")) if cells else say(
+        "the ledger has no batch yet: `rollbook submit FILE` starts one"
+    )
 
 
 def _summary(row: BatchRow, counts: Counts, state: str) -> dict[str, Any]:

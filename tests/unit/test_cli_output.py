@@ -135,3 +135,48 @@ def test_addresses_in_a_terminal_table_are_whole_links(
     shown = capsys.readouterr().out
     assert f";{url}\x1b\\" in shown
     assert "abababababababab" in shown
+
+
+ID = "quickstart-1129-192901"
+STATUS = ("BATCH", "STATE", "PLANNED", "WAITING", "RUNNING", "ADMITTED", "MASKED", "POLICY", "CREATED")
+
+
+@pytest.fixture
+def eighty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns."""
+    monkeypatch.setattr(out, "is_terminal", lambda: True)
+    monkeypatch.setattr(out, "console", lambda: Console(width=80, markup=False, highlight=False))
+
+
+@pytest.mark.usefixtures("eighty")
+def test_a_narrow_terminal_breaks_no_id_and_no_state(capsys: pytest.CaptureFixture[str]) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    rows: list[list[out.Cell]] = [[ID, "stopping", 48, 40, 2, 5, 1, "scripted", at]]
+    out.print_table(STATUS, rows, optional=("CREATED", "POLICY"))
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split() == [*STATUS[:7]]
+    assert row.split() == [ID, "stopping", "48", "40", "2", "5", "1"]
+    assert len(row) <= 80
+
+
+@pytest.mark.usefixtures("eighty")
+def test_prose_gives_way_to_names(capsys: pytest.CaptureFixture[str]) -> None:
+    prose = "the desktop did not answer within a minute " * 4
+    columns = ("ATTEMPT", "ENDED AS", "STEPS", "EVALUATION", "DETAIL")
+    out.print_table(columns, [["1 *", "sandbox_start_failed", 0, None, prose]])
+    lines = capsys.readouterr().out.splitlines()
+    assert "sandbox_start_failed" in lines[1]
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(line[48:] for line in lines[1:]).split()).startswith("the desktop did not answer within")
+
+
+@pytest.mark.usefixtures("eighty")
+def test_an_id_that_fits_no_terminal_stays_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    out.print_table(("ROLLOUT", "STATE"), [["r" * 120, "admitted"]])
+    assert "r" * 120 in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("eighty")
+def test_long_words_of_prose_break_before_the_table_overflows(capsys: pytest.CaptureFixture[str]) -> None:
+    out.print_table(("STATE", "WHAT", "DETAIL"), [["masked", "x" * 100, "y" * 100]])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
