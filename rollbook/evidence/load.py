@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from models.identity import derived_group_id, short_id
-from rollbook.errors import ArtifactError
+from rollbook.errors import ArtifactError, InvalidInput
 from rollbook.ledger.identity import policy_name
 from rollbook.ledger.recorded import Recorded, Row
 
@@ -159,8 +159,20 @@ def trajectory_id(attempt: Recorded) -> str:
     return short_id("trajectory", identity_of(attempt), policy_name(attempt.contract))
 
 
+def require_played(batch_id: str, contract: Row) -> None:
+    """Raise InvalidInput for a batch whose results were imported."""
+    if contract["policy"]["kind"] == "imported":
+        raise InvalidInput(
+            f"batch: {batch_id} was imported: what its rollouts saw and said is not in this ledger; ask where it ran"
+        )
+
+
 async def load_calls(attempt: Recorded, artifacts: Artifacts) -> Loaded:
-    """Read prompts and token arrays; a missing or corrupt artifact makes its call incomplete, it is no error."""
+    """Read prompts and token arrays; a missing or corrupt artifact makes its call incomplete, it is no error.
+
+    Raises InvalidInput for an imported rollout: what it saw and said was never here.
+    """
+    require_played(attempt.rollout["batch_id"], attempt.contract)
     read = await asyncio.gather(*(_read(row, artifacts) for row in attempt.calls))
     trajectory, turn_id, calls = trajectory_id(attempt), 0, []
     known: dict[str, dict[str, Any]] = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollbook.errors import InvalidInput
-from rollbook.evidence.load import Artifacts, load_calls
+from rollbook.evidence.load import Artifacts, load_calls, require_played
 from rollbook.export.files import FileSet, line, parent_of
 from rollbook.export.gym_metrics import aggregate_metrics
 from rollbook.export.gym_rows import failure_row, input_row, replaced_row, result_row
@@ -40,6 +40,7 @@ async def export_gym(
     with ExitStack() as stack:
         async with ledger.snapshot() as seen:
             batch = await seen.batch_of(batch_id)
+            require_played(batch_id, batch["contract"])
             planned = await seen.rollouts_of(batch_id)
             _refuse_open(planned, partial)
             parent_of(out)

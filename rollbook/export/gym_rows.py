@@ -59,6 +59,7 @@ def result_row(loaded: Loaded, task_index: int) -> dict[str, Any]:
     attempt = loaded.attempt
     rollout, outcome, contract = attempt.rollout, attempt.outcome or {}, attempt.contract
     runtime = attempt.decision("runtime")
+    training = attempt.decision("training")
     eligible = bool(runtime["admitted"])
     row = _common(rollout, contract, task_index)
     return {
@@ -75,6 +76,9 @@ def result_row(loaded: Loaded, task_index: int) -> dict[str, Any]:
         "runtime_admission_reason": runtime["reason"],
         "runtime_admission_policy_id": runtime["policy_id"],
         "mask_sample": not eligible,
+        "training_admitted": bool(training["admitted"]),
+        "training_admission_reason": training["reason"],
+        "training_admission_policy_id": training["policy_id"],
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from models.contract import agent_contract, agent_contract_id
 from rollbook.errors import InvalidInput
-from rollbook.evidence.load import Artifacts, load_calls
+from rollbook.evidence.load import Artifacts, load_calls, require_played
 from rollbook.export.files import FileSet, line, parent_of, write_whole
 from rollbook.export.parquet import parquet_of, require_pyarrow
 from rollbook.export.training_columns import LAYOUT
@@ -55,6 +55,7 @@ async def export_training(
     about = {"format": format} | ({"layout": LAYOUT, "pyarrow": require_pyarrow()} if format == "parquet" else {})
     async with ledger.snapshot() as seen:
         batch = await seen.batch_of(batch_id)
+        require_played(batch_id, batch["contract"])
         planned = await seen.rollouts_of(batch_id)
         final = [row for row in planned if row["state"] == "final"]
         if len(final) < len(planned) and not partial:

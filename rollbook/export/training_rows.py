@@ -35,7 +35,9 @@ def rows_of(loaded: Loaded, member: Row) -> list[dict[str, Any]]:
     """The rows of one rollout's selected attempt. `member`: its group statistics (`training_rows` of the ledger)."""
     head = rollout_head(loaded, member)
     placed = {one.call.model_call_id: one for one in place(loaded.trajectory_id, loaded.generations)}
-    return [{**head, **_call_row(loaded, call, placed.get(call.model_call_id))} for call in loaded.calls]
+    return [
+        {**head, **_call_row(loaded, call, placed.get(call.model_call_id), head["trainable"])} for call in loaded.calls
+    ]
 
 
 def rollout_head(loaded: Loaded, member: Row) -> dict[str, Any]:
@@ -80,7 +82,7 @@ def rollout_head(loaded: Loaded, member: Row) -> dict[str, Any]:
     }
 
 
-def _call_row(loaded: Loaded, call: CallEvidence, placed: Placed | None) -> dict[str, Any]:
+def _call_row(loaded: Loaded, call: CallEvidence, placed: Placed | None, trainable: bool) -> dict[str, Any]:
     row, prompt = call.row, call.prompt or {}
     return {
         "model_call_id": call.model_call_id,
@@ -94,7 +96,7 @@ def _call_row(loaded: Loaded, call: CallEvidence, placed: Placed | None) -> dict
         "history": call.telemetry.get("history"),
         "tokens": call.tokens.to_json(),
         "routed_experts": call.tokens.routed_experts,
-        "loss_spans": loss_spans(loaded, call),
+        "loss_spans": loss_spans(call) if trainable else [],
         "segment": None
         if placed is None
         else {
@@ -115,10 +117,10 @@ def _call_row(loaded: Loaded, call: CallEvidence, placed: Placed | None) -> dict
     }
 
 
-def loss_spans(loaded: Loaded, call: CallEvidence) -> list[list[int]]:
-    """Half-open ranges of the sampled tokens that bear loss: all of them, or none when masked or incomplete."""
+def loss_spans(call: CallEvidence) -> list[list[int]]:
+    """Half-open ranges of the sampled tokens that bear loss: all of them, or none of an incomplete call."""
     sampled = call.tokens.sampled_token_ids
-    if call.turn_id is None or call.reasons or not sampled or not loaded.attempt.decision("runtime")["admitted"]:
+    if call.turn_id is None or call.reasons or not sampled:
         return []
     return [[0, len(sampled)]]
 

@@ -80,7 +80,9 @@ async def system(
     said.answer = answer
     async with model_system(scratch / "export", module_database_url, temporal_address, deployment_id, said) as system:
         await system.register_tasks("two", small_tasks(2))
-        spec = model_spec("two", samples=3, purpose="train", max_attempts=2, concurrency=3, reward_mode="raw")
+        identity = {"sampling_event_id": "event", "source_group_ids": {"t000": "g-0", "t001": "g-1"}}
+        more: dict[str, Any] = {"max_attempts": 2, "concurrency": 3, "reward_mode": "raw", "identity": identity}
+        spec = model_spec("two", samples=3, purpose="train", **more)
         await system.run_batch(spec, BATCH)
         yield system
 
@@ -118,8 +120,8 @@ async def test_training_rows(system: System, tmp_path: Path) -> None:
             if part["type"] == "image_url"
         ]
     reasons = [set(row["exact_trace"]["incomplete_reasons"]) for row in rows if not row["mask_sample"]]
-    assert reasons == [{"caller_owned_rollout_identity_unavailable"}] * 25
-    assert {row["trainable"] for row in rows} == {False}, "a derived identity is never trainable"
+    assert reasons == [set()] * 25
+    assert all(row["trainable"] is not row["mask_sample"] for row in rows), "a trainer's identity, and nothing masked"
 
 
 async def test_a_masked_member_has_no_vote_in_its_group(system: System, tmp_path: Path) -> None:
