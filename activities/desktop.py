@@ -113,8 +113,8 @@ class DesktopActivities:
         tree, text = seen.accessibility_tree, seen.terminal
         return Observation(
             screenshot=await put(seen.screenshot, "image/png"),
-            accessibility_tree=None if tree is None else await put(tree.encode(), "application/xml"),
-            terminal=None if text is None else await put(text.encode(), "text/plain; charset=utf-8"),
+            accessibility_tree=None if tree is None else await put(tree.encode(errors="replace"), "application/xml"),
+            terminal=None if text is None else await put(text.encode(errors="replace"), "text/plain; charset=utf-8"),
         )
 
 

@@ -10,15 +10,24 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from rollbook.errors import ActionFailed, SandboxLost
-from rollbook.sandboxes.guest_http import guest_http
+from rollbook.sandboxes.guest_http import ask_guest, guest_http, parse_guest_json
 from rollbook.sandboxes.nonce import read_nonce
 from rollbook.sandboxes.provider import Endpoint
-from rollbook.sandboxes.readiness import screenshot_size
+from rollbook.sandboxes.readiness import MAX_SCREENSHOT_BYTES, screenshot_size
 
 T = TypeVar("T")
 
-MAX_REPLY_BYTES = 64 * 1024 * 1024
-"""The guest is hostile: a longer answer is cut off and counts as none."""
+_MIB = 1024 * 1024
+MAX_TREE_BYTES = 32 * _MIB
+"""The guest is hostile: an answer longer than its route's limit is broken off and counts as none."""
+MAX_TERMINAL_BYTES = 4 * _MIB
+MAX_OUTPUT_BYTES = 16 * _MIB
+"""Of a command, both outputs as JSON."""
+MAX_WORDS_BYTES = 64 * 1024
+"""Of answers that only say yes or no."""
+
+MAX_ERROR_CHARS = 4000
+"""Errors go into logs and into Temporal's history."""
 
 GATEWAY_STATUS = frozenset({502, 503, 504})
 """Said by whatever stands before the guest, not by the guest: the guest was not reached."""
@@ -58,6 +67,8 @@ class GuestClient:
 
     `nonce` is the boot identity recorded when the desktop started. A port of a desktop that died may be given to the
     next one: with a nonce, actions and observations make sure that the right guest answers.
+
+    `screen` is the width and height in pixels that the contract promises; a screenshot of another size is none.
     """
 
     def __init__(
@@ -65,6 +76,7 @@ class GuestClient:
         endpoint: Endpoint,
         *,
         nonce: str | None = None,
+        screen: tuple[int, int] | None = None,
         retry: Retry | None = None,
         connect_timeout_s: float = 5.0,
         read_timeout_s: float = 15.0,
@@ -72,6 +84,7 @@ class GuestClient:
     ) -> None:
         self.endpoint = endpoint
         self.nonce = nonce
+        self.screen = screen
         self._delays_s = (retry or Retry()).delays_s
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
@@ -89,9 +102,9 @@ class GuestClient:
         """The screen as a PNG that decodes. A guest that is alive but shows nothing is lost as well."""
 
         async def read() -> bytes:
-            png = await self._get("/screenshot", self._read_timeout_s)
+            png = await self._get("/screenshot", self._read_timeout_s, MAX_SCREENSHOT_BYTES)
             try:
-                await asyncio.to_thread(screenshot_size, png)
+                await asyncio.to_thread(screenshot_size, png, self.screen)
             except ValueError as error:
                 raise GuestRefused(f"GET /screenshot: {error}") from error
             return png
@@ -103,14 +116,14 @@ class GuestClient:
 
     async def accessibility(self, timeout_s: float = 60.0) -> str:
         """The accessibility tree as XML; a big spreadsheet takes several seconds."""
-        tree = await self._read_json("/accessibility", timeout_s, "AT")
+        tree = await self._read_json("/accessibility", timeout_s, "AT", MAX_TREE_BYTES)
         if not isinstance(tree, str):
             raise GuestRefused(f"GET /accessibility: AT is {type(tree).__name__}, not text")
         return tree
 
     async def terminal(self) -> str | None:
         """Text of the focused terminal; None when no terminal is in front."""
-        text = await self._read_json("/terminal", self._read_timeout_s, "output")
+        text = await self._read_json("/terminal", self._read_timeout_s, "output", MAX_TERMINAL_BYTES)
         if text is not None and not isinstance(text, str):
             raise GuestRefused(f"GET /terminal: output is {type(text).__name__}, not text")
         return text
@@ -125,17 +138,20 @@ class GuestClient:
         body = {"command": command, "shell": shell}
         content = json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        status, reply = await self._send("POST", "/execute", timeout_s, content=content, headers=headers)
-        answer = _decode(reply)
+        status, reply = await self._send(
+            "POST", "/execute", timeout_s, MAX_OUTPUT_BYTES, content=content, headers=headers
+        )
+        answer = parse_guest_json(reply)
         if not isinstance(answer, dict):
             return ExecuteResult(False, "", f"HTTP {status}: {reply[:500].decode(errors='replace')}", None)
         if status != 200:
-            return ExecuteResult(False, "", str(answer.get("message") or answer.get("error") or answer), None)
+            why = _text(answer.get("message")) or _text(answer.get("error")) or f"HTTP {status} without a reason"
+            return ExecuteResult(False, "", why[-MAX_ERROR_CHARS:], None)
         code = answer.get("returncode")
         return ExecuteResult(
             ok=True,
-            output=str(answer.get("output") or ""),
-            error=str(answer.get("error") or ""),
+            output=_text(answer.get("output")),
+            error=_text(answer.get("error")),
             returncode=code if isinstance(code, int) else None,
         )
 
@@ -145,6 +161,7 @@ class GuestClient:
             "POST",
             "/setup/upload",
             timeout_s,
+            MAX_WORDS_BYTES,
             data={"file_path": path},
             files={"file_data": ("file", content, "application/octet-stream")},
         )
@@ -153,30 +170,30 @@ class GuestClient:
 
     async def check_nonce(self, expected: str) -> None:
         """Raises GuestReplaced when the guest is not the one that was started, SandboxLost when it does not answer."""
-        status, reply = await self._send("GET", "/nonce", self._read_timeout_s)
-        answer = _decode(reply)
+        status, reply = await self._send("GET", "/nonce", self._read_timeout_s, MAX_WORDS_BYTES)
+        answer = parse_guest_json(reply)
         nonce = answer.get("nonce") if status == 200 and isinstance(answer, dict) else None
-        if nonce is None:  # a guest of another make
+        if not isinstance(nonce, str):  # a guest of another make
             nonce = await read_nonce(self.endpoint, self._read_timeout_s)
         if nonce != expected:
-            raise GuestReplaced(f"another guest answers: boot nonce {nonce!r}, at the start it was {expected!r}")
+            raise GuestReplaced(f"another guest answers: boot nonce {nonce!r:.200}, at the start it was {expected!r}")
 
     async def verify(self) -> None:
         """`check_nonce` with the client's own nonce; nothing without one."""
         if self.nonce is not None:
             await self.check_nonce(self.nonce)
 
-    async def _read_json(self, path: str, timeout_s: float, key: str) -> Any:
+    async def _read_json(self, path: str, timeout_s: float, key: str, max_bytes: int) -> Any:
         async def read() -> Any:
-            answer = _decode(await self._get(path, timeout_s))
+            answer = parse_guest_json(await self._get(path, timeout_s, max_bytes))
             if not isinstance(answer, dict) or key not in answer:
                 raise GuestRefused(f"GET {path}: the answer has no {key!r}")
             return answer[key]
 
         return await self._repeat(read, self._delays_s[:1])
 
-    async def _get(self, path: str, timeout_s: float) -> bytes:
-        status, reply = await self._send("GET", path, timeout_s)
+    async def _get(self, path: str, timeout_s: float, max_bytes: int) -> bytes:
+        status, reply = await self._send("GET", path, timeout_s, max_bytes)
         if status != 200:
             raise GuestRefused(f"GET {path}: HTTP {status}: {reply[:300].decode(errors='replace')}")
         return reply
@@ -189,30 +206,22 @@ class GuestClient:
                 await asyncio.sleep(delay)
         return await read()
 
-    async def _send(self, method: str, path: str, timeout_s: float, **arguments: Any) -> tuple[int, bytes]:
-        timeout = httpx.Timeout(timeout_s, connect=self._connect_timeout_s)
+    async def _send(
+        self, method: str, path: str, timeout_s: float, max_bytes: int, **arguments: Any
+    ) -> tuple[int, bytes]:
+        arguments["timeout"] = httpx.Timeout(timeout_s, connect=self._connect_timeout_s)
+        total_s = timeout_s + self._connect_timeout_s
         try:
-            async with asyncio.timeout(timeout_s + self._connect_timeout_s):  # httpx's own clock restarts per chunk
-                async with self._http.stream(method, path, timeout=timeout, **arguments) as reply:
-                    content = await _bounded(reply)
-        except (httpx.HTTPError, TimeoutError) as error:
+            status, content = await ask_guest(
+                self._http, method, path, max_bytes=max_bytes, total_s=total_s, **arguments
+            )
+        except httpx.HTTPError as error:
             raise SandboxLost(f"{method} {path}: {type(error).__name__}: {error}") from error
-        if reply.status_code in GATEWAY_STATUS:
-            raise SandboxLost(f"{method} {path}: HTTP {reply.status_code} from the gateway")
-        return reply.status_code, content
+        if status in GATEWAY_STATUS:
+            raise SandboxLost(f"{method} {path}: HTTP {status} from the gateway")
+        return status, content
 
 
-async def _bounded(reply: httpx.Response) -> bytes:
-    content = bytearray()
-    async for chunk in reply.aiter_bytes():
-        content += chunk
-        if len(content) > MAX_REPLY_BYTES:
-            raise httpx.ReadError(f"the guest's answer is longer than {MAX_REPLY_BYTES} bytes")
-    return bytes(content)
-
-
-def _decode(reply: bytes) -> Any:
-    try:
-        return json.loads(reply)
-    except ValueError:
-        return None
+def _text(value: Any) -> str:
+    """The value when it is text; anything else is none."""
+    return value if isinstance(value, str) else ""

@@ -7,6 +7,7 @@ OSWorld guest works. See docs/explanation/action-journal.md for what this proves
 import asyncio
 import hashlib
 import json
+import math
 import time
 import uuid
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, Literal, get_args
 from rollbook.desktop.client import ExecuteResult, GuestClient, GuestRefused, GuestReplaced
 from rollbook.desktop.runtimes import ActionRuntime
 from rollbook.errors import ActionFailed, SandboxLost
+from rollbook.sandboxes.guest_http import parse_guest_json
 
 Status = Literal["ok", "raised", "timeout", "in_doubt", "refused"]
 
@@ -203,8 +205,9 @@ class _Delivery:
             return
         self._troubles += 1
         if self._troubles > self._patience.troubles:
-            why = answer.get("error") or f"state {answer['state']!r:.40}"
-            raise ActionFailed(f"action {self._op.op_id}: the guest cannot run the journal: {why}")
+            why = answer.get("error")
+            why = why if isinstance(why, str) and why else f"state {answer['state']!r:.40}"
+            raise ActionFailed(f"action {self._op.op_id}: the guest cannot run the journal: {why[-500:]}")
 
 
 async def perform(
@@ -227,9 +230,9 @@ async def perform(
         return ActionResult(op_id, "refused", error, True, None, None)
     try:
         return _recorded(op, answer)
-    except (KeyError, TypeError, ValueError, AttributeError) as trouble:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as trouble:
         # the agent owns the guest and may spoil its journal: that must neither help it nor pass for an accident
-        error = f"the guest's journal holds no readable result ({type(trouble).__name__}: {trouble})"
+        error = f"the guest's journal holds no readable result ({type(trouble).__name__}: {trouble!s:.200})"
         return ActionResult(op_id, "in_doubt", error, True, None, None)
 
 
@@ -244,9 +247,17 @@ def _recorded(op: _Operation, answer: dict[str, Any]) -> ActionResult:
         status=result["status"],
         error=None if result["error"] is None else str(result["error"]),
         repeated=claim.get("call") != op.call_id,
-        started_at=None if started is None else float(started),
-        duration_s=None if started is None else max(0.0, float(ended) - float(started)),
+        started_at=None if started is None else _finite(started),
+        duration_s=None if started is None else max(0.0, _finite(_finite(ended) - _finite(started))),
     )
+
+
+def _finite(number: Any) -> float:
+    """The number, unless it is endless or none: no ledger takes those. Raises ValueError, OverflowError, TypeError."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no time")
+    return value
 
 
 async def read_journal(client: GuestClient, interpreter: str = "python") -> list[JournalEntry]:
@@ -254,11 +265,17 @@ async def read_journal(client: GuestClient, interpreter: str = "python") -> list
     result = await client.execute([interpreter, "-c", guest_program("dump")], timeout_s=30.0)
     answer = guest_answer(result)
     if answer is None or answer["state"] != "dump":
-        raise ActionFailed(f"the guest's journal cannot be read: {answer or result.error or result.output}")
-    return [
-        JournalEntry(entry["op"], entry["digest"], entry["executions"], entry["status"], entry.get("error"))
-        for entry in answer["entries"]
-    ]
+        why = (result.error or result.output)[-500:]
+        raise ActionFailed(f"the guest's journal cannot be read: {why}")
+    try:
+        return [
+            JournalEntry(entry["op"], entry["digest"], entry["executions"], entry["status"], entry.get("error"))
+            for entry in answer["entries"]
+        ]
+    except (KeyError, TypeError, AttributeError) as trouble:
+        raise ActionFailed(
+            f"the guest's journal cannot be read: {type(trouble).__name__}: {trouble!s:.200}"
+        ) from trouble
 
 
 def guest_program(do: str, **request: Any) -> str:
@@ -271,10 +288,7 @@ def guest_answer(result: ExecuteResult) -> dict[str, Any] | None:
     """The journal's line within whatever else was printed; None when there is none. The last one counts."""
     for line in reversed(result.output.splitlines()):
         if line.startswith(MARK):
-            try:
-                answer = json.loads(line[len(MARK) :])
-            except ValueError:
-                continue
+            answer = parse_guest_json(line[len(MARK) :])
             if isinstance(answer, dict) and isinstance(answer.get("state"), str):
                 return answer
     return None

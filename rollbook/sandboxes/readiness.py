@@ -7,10 +7,10 @@ import time
 from collections.abc import Awaitable, Callable
 
 import httpx
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from rollbook.errors import SandboxStartFailed
-from rollbook.sandboxes.guest_http import guest_http
+from rollbook.sandboxes.guest_http import ask_guest, guest_http
 from rollbook.sandboxes.provider import Endpoint, Tick
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -19,33 +19,47 @@ MIN_SCREENSHOT_BYTES = 1024
 
 PROBE_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
 """Upstream contract §6.2: connect 5 s, read 10 s."""
+PROBE_TOTAL_S = 15.0
 
 
-def screenshot_size(png: bytes) -> tuple[int, int]:
-    """Width and height of a screenshot that decodes completely. Raises ValueError that says what is wrong."""
+MAX_SCREENSHOT_BYTES = 64 * 1024 * 1024
+MAX_PIXELS = 7680 * 4320
+"""The biggest screen that a contract may ask for; a bigger picture is not unpacked."""
+
+
+def screenshot_size(png: bytes, screen: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Width and height of a screenshot that decodes completely; of exactly `screen` pixels, when that is given.
+
+    Raises ValueError that says what is wrong. The size is read in the header first: half a megabyte can unpack to one
+    gigabyte.
+    """
     if not png.startswith(PNG_MAGIC):
         raise ValueError(f"not a PNG: {len(png)} bytes starting with {png[:8]!r}")
     if len(png) < MIN_SCREENSHOT_BYTES:
         raise ValueError(f"a PNG of only {len(png)} bytes cannot be a desktop")
-    try:
-        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
-            image.load()
-            return image.size
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"a PNG that does not decode: {error}") from error
-
-
-def declared_size(png: bytes) -> tuple[int, int]:
-    """Width and height as the header of a PNG says; for pictures that were checked before."""
-    width, height = struct.unpack(">II", png[16:24])
+    width, height = declared_size(png)
+    if screen is not None and (width, height) != screen:
+        raise ValueError(f"the screen is {width}×{height} pixels, wanted {screen[0]}×{screen[1]}")
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"a picture of {width}×{height} pixels is no screen; the biggest has {MAX_PIXELS}")
+    _decode(png, (width, height))
     return width, height
 
 
-def check_screen(png: bytes, screen: tuple[int, int]) -> None:
-    """Raises ValueError unless `png` is a screenshot of exactly `screen` pixels."""
-    size = screenshot_size(png)
-    if size != screen:
-        raise ValueError(f"the screen is {size[0]}×{size[1]} pixels, wanted {screen[0]}×{screen[1]}")
+def _decode(png: bytes, size: tuple[int, int]) -> None:
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+            if image.size != size:  # a second header, which the decoder would follow
+                raise ValueError(f"it says {size[0]}×{size[1]} and then {image.size[0]}×{image.size[1]} pixels")
+            image.load()
+    except Exception as error:  # whatever a crafted file brings the decoder to raise
+        raise ValueError(f"a PNG that does not decode: {type(error).__name__}: {error}") from error
+
+
+def declared_size(png: bytes) -> tuple[int, int]:
+    """Width and height as the header of a PNG says."""
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height
 
 
 async def wait_ready(
@@ -77,13 +91,15 @@ async def wait_ready(
 
 async def _look(client: httpx.AsyncClient, screen: tuple[int, int]) -> str | None:
     try:
-        reply = await client.get("/screenshot")
+        status, png = await ask_guest(
+            client, "GET", "/screenshot", max_bytes=MAX_SCREENSHOT_BYTES, total_s=PROBE_TOTAL_S
+        )
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
-    if reply.status_code != 200:
-        return f"HTTP {reply.status_code}: {reply.text[:200].strip()}"
+    if status != 200:
+        return f"HTTP {status}: {png[:200].decode(errors='replace').strip()}"
     try:
-        await asyncio.to_thread(check_screen, reply.content, screen)
+        await asyncio.to_thread(screenshot_size, png, screen)
     except ValueError as error:
         return str(error)
     return None

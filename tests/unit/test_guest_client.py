@@ -13,7 +13,7 @@ from rollbook.desktop.observe import observe
 from rollbook.desktop.runtimes import CANONICAL
 from rollbook.errors import SandboxLost
 from rollbook.sandboxes.provider import Endpoint
-from rollbook.sandboxes.readiness import check_screen, screenshot_size
+from rollbook.sandboxes.readiness import screenshot_size
 from tests.doubles.local_guest import LocalGuest
 
 
@@ -153,9 +153,9 @@ async def test_gateway_headers_travel_with_every_request() -> None:
 
 
 def test_the_screen_must_have_the_declared_size() -> None:
-    check_screen(png(), (320, 240))
+    screenshot_size(png(), (320, 240))
     with pytest.raises(ValueError, match=r"320×240 pixels, wanted 1920×1080"):
-        check_screen(png(), (1920, 1080))
+        screenshot_size(png(), (1920, 1080))
 
 
 async def test_a_guest_without_a_nonce_route_is_asked_in_another_way() -> None:
