@@ -9,7 +9,8 @@ from importlib.resources import files
 from typing import Literal
 
 from rollbook.desktop.client import GuestClient
-from rollbook.errors import InvalidInput
+from rollbook.errors import InvalidInput, SandboxLost
+from rollbook.sandboxes.guest_http import parse_guest_json
 
 RuntimeId = Literal["canonical", "exact-input"]
 
@@ -94,7 +95,7 @@ def _replace(lines: list[bytes], call: ast.Call, text: str) -> list[bytes]:
 
 
 _PROBE = """
-import shutil, sys
+import json
 missing = []
 try:
     import pyautogui
@@ -112,16 +113,31 @@ else:
                 missing.append("unused keycodes of the X keyboard: %d, wanted 8 or more" % spare)
         except BaseException as error:
             missing.append("an X keyboard that can be read: %s: %s" % (type(error).__name__, error))
-print("\\n@@rollbook-probe@@ " + repr(missing))
+print("\\n@@rollbook-probe@@ " + json.dumps(missing))
+"""
+
+
+_MARK = "@@rollbook-probe@@ "
+
+_SHELL = """
+command -v "$0" >/dev/null && exec "$0" -c "$1"
+printf '\\n%s[null]\\n' "$2"
 """
 
 
 async def probe_runtime(client: GuestClient, runtime: ActionRuntime) -> list[str]:
-    """What the guest lacks for this runtime, in words; empty when nothing. Raises SandboxLost."""
+    """What the guest lacks for this runtime, in words; empty when nothing.
+
+    Only a verdict that the guest printed counts. Raises SandboxLost when there is none: a desktop that does not run the
+    probe says nothing of its image.
+    """
     program = f"EXACT = {runtime.id == 'exact-input'}\n{_PROBE}"
-    answer = await client.execute([runtime.interpreter, "-c", program])
+    answer = await client.execute(["sh", "-c", _SHELL, runtime.interpreter, program, _MARK])
     for line in reversed(answer.output.splitlines()):
-        if line.startswith("@@rollbook-probe@@ "):
-            missing: list[str] = ast.literal_eval(line.partition(" ")[2])
-            return missing
-    return [f"command {runtime.interpreter!r} in the guest: {answer.error[-500:] or 'no answer'}"]
+        missing = parse_guest_json(line[len(_MARK) :]) if line.startswith(_MARK) else None
+        if missing == [None]:
+            return [f"command {runtime.interpreter!r} in the guest"]
+        if isinstance(missing, list) and all(isinstance(word, str) for word in missing):
+            return [str(word)[:500] for word in missing[:20]]
+    why = (answer.error or answer.output)[-500:] or "no output"
+    raise SandboxLost(f"the desktop did not run the probe of action runtime {runtime.id}: {why}")
