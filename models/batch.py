@@ -125,7 +125,7 @@ def read_spec(raw: Any) -> BatchSpec:
     try:
         return BatchSpec.model_validate(raw)
     except ValidationError as error:
-        raise ValueError(explain(error)) from error
+        raise ValueError(explain(error, BatchSpec)) from error
 
 
 def _unstorable(value: Any, path: str) -> str | None:

@@ -1,13 +1,50 @@
 """What is wrong with an input, in words that name the field and the fix."""
 
-from typing import Any
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 
-def explain(error: ValidationError) -> str:
-    """A validation error in words: one `field: what is wrong` per wrong field."""
-    return "; ".join(_explain(item) for item in error.errors())
+def explain(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """A validation error in words: one `field: what is wrong` per wrong field.
+
+    With the `model` that was read, an unknown key comes with the known one that is most like it.
+    """
+    known = dict.fromkeys(_keys(model, "")) if model else {}
+    return "; ".join(_explain(item) + _guess(item, list(known)) for item in error.errors())
+
+
+def _keys(annotation: Any, path: str) -> Iterator[str]:
+    """Every key of a model as its writer knows it: `limits.max_steps`; of a union, those of all its members."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        for name, field in annotation.model_fields.items():
+            yield f"{path}{name}"
+            yield from _keys(field.annotation, f"{path}{name}.")
+    else:
+        for argument in get_args(annotation):
+            yield from _keys(argument, path)
+
+
+def _guess(item: Any, known: list[str]) -> str:
+    if item["type"] != "extra_forbidden":
+        return ""
+    *above, key = _path(item["loc"], item["type"])
+    likeness = {name: _likeness(name, key, above) for name in known}
+    best = max(known, key=likeness.__getitem__, default="")
+    return f" (did you mean {best}?)" if likeness.get(best, 0.0) >= ENOUGH else ""
+
+
+ENOUGH = 0.7
+"""Likeness (0 to 1) from which a guess is worth telling."""
+ELSEWHERE = 0.1
+"""How much more alike a key of another object must be than one of the same object."""
+
+
+def _likeness(name: str, key: str, above: list[str]) -> float:
+    where, _, last = name.rpartition(".")
+    return SequenceMatcher(None, key, last).ratio() - (0.0 if where == ".".join(above) else ELSEWHERE)
 
 
 _SHORT = {

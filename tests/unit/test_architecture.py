@@ -14,7 +14,19 @@ ROOT = Path(__file__).parents[2]
 
 OURS = ("models", "workflows", "activities", "rollbook", "migrations", "worker_main", "bench", "tests")
 
-PURE = {"collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "itertools", "json", "math", "re"}
+PURE = {
+    "collections",
+    "contextlib",
+    "dataclasses",
+    "difflib",
+    "enum",
+    "functools",
+    "hashlib",
+    "itertools",
+    "json",
+    "math",
+    "re",
+}
 """Standard modules without a clock, randomness, I/O or state."""
 
 MAY_IMPORT = {

@@ -290,3 +290,22 @@ def test_a_difference_reads_as_old_to_new() -> None:
 
 def test_an_object_that_became_a_value_is_one_line() -> None:
     assert difference({"policy": {"kind": "noop"}}, {"policy": None}) == ["policy: {'kind': 'noop'} -> None"]
+
+
+@pytest.mark.parametrize(
+    ("change", "guess"),
+    [
+        ({"limit": {"max_steps": 3}}, "limit: unknown key; remove it or correct its name (did you mean limits?)"),
+        ({"limits": {"max_step": 3}}, "(did you mean limits.max_steps?)"),
+        ({"max_step": 3}, "(did you mean limits.max_steps?)"),
+        ({"policy": {"kind": "noop", "wait": 3}}, "(did you mean policy.waits?)"),
+        ({"tasks": {"domain": ["os"]}}, "(did you mean tasks.domains?)"),
+        ({"concurency": 3}, "(did you mean concurrency?)"),
+        ({"qqq": 3}, None),
+    ],
+)
+def test_an_unknown_key_comes_with_a_guess(change: dict[str, Any], guess: str | None) -> None:
+    with pytest.raises(ValueError) as error:
+        read_spec({"task_set": "s", "policy": {"kind": "noop"}} | change)
+    assert ("did you mean" in str(error.value)) == (guess is not None)
+    assert (guess or "unknown key") in str(error.value)
