@@ -5,7 +5,7 @@ from dataclasses import asdict
 from rollbook.artifacts import ArtifactStore
 from rollbook.cli.aio import finish
 from rollbook.cli.failures import NOT_TRUE, OK
-from rollbook.cli.opening import open_ledger, settings
+from rollbook.cli.opening import open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument
 from rollbook.cli.out import clean, print_json, print_table, say, several
 from rollbook.ledger import AuditReport, Ledger
@@ -17,6 +17,8 @@ def audit(batch: BatchArgument, as_json: AsJson = False) -> None:
 
     async def work() -> int:
         found = settings()
+        async with open_reader(found) as reader:
+            await reader.batch(batch)  # a wrong name is told with those that are like it
         async with open_ledger(found) as ledger:
             report = await examine(found, ledger, batch)
         print_json(asdict(report)) if as_json else print_audit(report)

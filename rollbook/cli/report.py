@@ -7,7 +7,7 @@ import typer
 from rollbook.cli.aio import finish
 from rollbook.cli.opening import open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument
-from rollbook.cli.out import print_fields, print_json, print_table, say
+from rollbook.cli.out import print_fields, print_json, print_table, say, several
 from rollbook.ledger.queries import Reader
 
 Row = dict[str, Any]
@@ -110,11 +110,14 @@ def _print_reruns(rows: list[Row]) -> None:
     if whole is None:
         return
     if whole["attempts"] > whole["planned"]:
-        say(f"{whole['attempts']} attempts for {whole['planned']} rollouts; {whole['reruns']} reruns requested")
+        attempts, planned = several(whole["attempts"], "attempt"), several(whole["planned"], "rollout")
+        say(f"{attempts} for {planned}; {several(whole['reruns'], 'rerun')} requested")
     if whole["superseded"]:
-        say(f"{whole['superseded']} admitted results were superseded on request")
+        word = "result that had counted was" if whole["superseded"] == 1 else "results that had counted were"
+        say(f"{whole['superseded']} {word} superseded: run again on request")
     if known := whole["evaluated_then_closed"]:
-        say(f"{known} attempts were evaluated and then did not count; `rollbook audit` names them")
+        word, them = ("attempt was", "it") if known == 1 else ("attempts were", "them")
+        say(f"{known} {word} evaluated and then did not count; `rollbook audit` names {them}")
 
 
 def _rate(row: Row, of: str) -> str | None:

@@ -323,7 +323,8 @@ async def test_unknown_batches(rollbook: Rollbook, spec_file: Callable[..., str]
         shown = await rollbook(*command)
         assert (shown.code, shown.out) == (2, ""), command
         assert "cli-knwn" in shown.err, command
-    assert "did you mean cli-known" in (await rollbook("status", "cli-knwn")).err
+    for name in ("status", "watch", "report", "audit"):
+        assert "did you mean cli-known" in (await rollbook(name, "cli-knwn")).err, name
 
 
 async def test_dry_run_resolves_and_starts_nothing(rollbook: Rollbook, spec_file: Callable[..., str]) -> None:

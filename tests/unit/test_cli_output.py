@@ -121,8 +121,16 @@ def test_a_scoreboard_without_admitted_rollouts_shows_no_rate_of_them(capsys: py
 def test_superseded_results_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     print_scoreboard([_row("os"), _row("vlc"), _row("(all)", superseded=2, evaluated_then_closed=3)])
     told = capsys.readouterr().out
-    assert "2 admitted results were superseded" in told
+    assert "2 results that had counted were superseded" in told
     assert "3 attempts were evaluated and then did not count" in told
+
+
+def test_one_superseded_result_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    print_scoreboard([_row("os"), _row("vlc"), _row("(all)", superseded=1, evaluated_then_closed=1)])
+    told = capsys.readouterr().out
+    assert "1 result that had counted was superseded" in told
+    assert "1 attempt was evaluated and then did not count" in told
+    assert "1 rerun requested" in told
 
 
 def test_addresses_in_a_terminal_table_are_whole_links(
