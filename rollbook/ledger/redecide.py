@@ -34,7 +34,9 @@ _FACTS = text("""
         AND now.attempt_index = selected_attempt AND now.scope = :scope
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE completed) AS replies,
-               count(*) FILTER (WHERE completed AND tokens_sha256 IS NULL) AS replies_without_tokens
+               count(*) FILTER (WHERE completed AND (tokens_sha256 IS NULL
+                   OR telemetry -> 'token_problems' IS DISTINCT FROM '[]'))
+                   AS replies_without_tokens
         FROM model_call WHERE model_call.rollout_key = rollout.rollout_key AND attempt_index = selected_attempt
     ) AS calls
     WHERE rollout.rollout_key = ANY(:keys) ORDER BY plan_order

@@ -131,12 +131,18 @@ async def test_a_rule_says_no_more_and_no_less(
 @pytest.mark.parametrize("derived", [True, False])
 async def test_every_rule_decides_a_batch_and_the_guards_agree(kit: Kit, derived: bool) -> None:
     """Masked, admitted, in doubt, with and without tokens, by hand in between: the guards say what the models say."""
-    plain, doubted, exact, timeout, masked, *_ = await kit.keys(**({} if derived else trainer(kit)))
+    plain, doubted, exact, partly, timeout, masked = await kit.keys(**({} if derived else trainer(kit)))
     await kit.run(plain)
-    for key, status, tokens in ((doubted, "in_doubt", None), (exact, "ok", artifact("tokens"))):
+    tokens = artifact("tokens")
+    played: list[tuple[str, str, dict[str, Any]]] = [
+        (doubted, "in_doubt", {}),
+        (exact, "ok", {"tokens": tokens, "telemetry": {"token_problems": []}}),
+        (partly, "ok", {"tokens": tokens, "telemetry": {"token_problems": ["exact_sampled_token_ids_invalid"]}}),
+    ]
+    for key, status, more in played:
         await kit.claim(key)
         await kit.step(key, 1, "run-1", 0)
-        call = ModelCall(step=1, policy_kind="x", actions=["WAIT"], terminal_action="DONE", tokens=tokens)
+        call = ModelCall(step=1, policy_kind="x", actions=["WAIT"], terminal_action="DONE", **more)
         await kit.ledger.commit_model_call(ref(key, 1), "run-1", call)
         await kit.ledger.commit_turn(
             ref(key, 1),
@@ -156,6 +162,13 @@ async def test_every_rule_decides_a_batch_and_the_guards_agree(kit: Kit, derived
     for policy_id in (*POLICIES, *POLICIES):
         await kit.ledger.redecide(kit.batch_id, Rule(policy_id, "to compare", "ann", override_manual=True))
     await kit.clean()
+    exactly = Rule("rollbook-exact-training-admission-v1", "to train", "ann", override_manual=True)
+    await kit.ledger.redecide(kit.batch_id, exactly)
+    query = (
+        "SELECT rollout_key FROM current_admission WHERE scope = 'training' AND admitted AND rollout_key LIKE :batch"
+    )
+    trained = [row["rollout_key"] for row in await rows(kit.ledger, query, batch=f"{kit.batch_id}/%")]
+    assert trained == ([] if derived else [exact]), "an artifact that holds half of the tokens is not all of them"
 
 
 async def test_a_person_decides_in_no_rules_name(kit: Kit) -> None:

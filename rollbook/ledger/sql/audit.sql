@@ -321,7 +321,9 @@ SELECT said.rollout_key AS subject, 'attempt ' || said.attempt_index || ': decis
 FROM rollout JOIN admission AS said USING (rollout_key)
 JOIN outcome AS ended ON ended.rollout_key = said.rollout_key AND ended.attempt_index = said.attempt_index
 CROSS JOIN LATERAL (
-    SELECT count(*) AS replies, count(tokens_sha256) AS with_tokens FROM model_call AS call
+    SELECT count(*) AS replies,
+        count(*) FILTER (WHERE tokens_sha256 IS NOT NULL AND telemetry -> 'token_problems' = '[]') AS with_tokens
+    FROM model_call AS call
     WHERE call.rollout_key = said.rollout_key AND call.attempt_index = said.attempt_index AND completed
         AND policy_id = 'rollbook-exact-training-admission-v1'
 ) AS calls

@@ -392,7 +392,9 @@ BEGIN
             WHEN replies > with_tokens THEN 'exact_sampled_token_ids_unavailable'
             ELSE 'valid_training_sample' END AS reason, NULL::boolean AS admitted INTO rule
         FROM rollout
-        CROSS JOIN (SELECT count(*) AS replies, count(tokens_sha256) AS with_tokens FROM model_call
+        CROSS JOIN (SELECT count(*) AS replies,
+                count(*) FILTER (WHERE tokens_sha256 IS NOT NULL AND telemetry -> 'token_problems' = '[]') AS with_tokens
+            FROM model_call
             WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index AND completed) AS calls
         CROSS JOIN (SELECT coalesce((SELECT admitted FROM admission
             WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index AND scope = 'runtime'
