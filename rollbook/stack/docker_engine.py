@@ -155,6 +155,4 @@ def _systemd() -> bool:
 
 
 def _log_file(settings: Settings) -> Path:
-    state_dir = StateDir.of(settings)
-    state_dir.create()
-    return state_dir.logs / "dockerd.log"
+    return StateDir.made(settings).logs / "dockerd.log"

@@ -32,8 +32,7 @@ async def up(settings: Settings, log: Log = print, engine: bool = True) -> Stack
     `engine=False` leaves the Docker engine alone (desktops elsewhere). Raises StackError or ConfigError with the
     cause and the fix if a part does not start; then nothing stays running.
     """
-    state_dir = StateDir.of(settings)
-    state_dir.create()
+    state_dir = StateDir.made(settings)
     for line in unknown_names(settings):
         log(f"warning: {line}")
     if engine:

@@ -24,6 +24,7 @@ from psycopg import sql
 
 from rollbook.errors import ConfigError
 from rollbook.stack.children import Child, Command, StackError
+from rollbook.stack.state import require_enterable
 
 OS_USER = "rollbook"
 """Operating system user that runs Postgres when we are root (Postgres refuses to run as root)."""
@@ -61,12 +62,12 @@ class PostgresServer(Child):
         await asyncio.to_thread(self._prepare)
 
     def _prepare(self) -> None:
+        require_enterable(self.directory)
         self._user = postgres_os_user() if os.geteuid() == 0 else None
         for path in (self.directory, self.data, self.socket_directory):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             if self._user is not None:
                 os.chown(path, *self._user)
-        _require_reachable(self.directory, self._user)
         self._bin = binaries(self.directory, self._user)
         if not (self.data / "PG_VERSION").exists():
             self._initialise()
@@ -200,14 +201,3 @@ def _copy_package(package: Path, target: Path) -> None:
 def _others_may_read(path: Path) -> bool:
     searchable = all(parent.stat().st_mode & stat.S_IXOTH for parent in path.resolve().parents)
     return searchable and path.stat().st_mode & 0o005 == 0o005
-
-
-def _require_reachable(directory: Path, user: tuple[int, int] | None) -> None:
-    if user is None:
-        return
-    for parent in directory.resolve().parents:
-        if not parent.stat().st_mode & stat.S_IXOTH:
-            raise ConfigError(
-                f"ROLLBOOK_STATE_DIR lies below {parent}, which other users may not enter, and Postgres does "
-                "not run as root: choose a directory outside private homes, for instance /var/lib/rollbook"
-            )

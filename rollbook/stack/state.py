@@ -93,6 +93,15 @@ class StateDir:
     def of(cls, settings: Settings) -> "StateDir":
         return cls(settings.state_dir)
 
+    @classmethod
+    def made(cls, settings: Settings) -> "StateDir":
+        """The directory, made if need be. ConfigError, and nothing is made, where the embedded Postgres cannot be."""
+        if settings.database_url is None:
+            require_enterable(settings.state_dir)
+        found = cls.of(settings)
+        found.create()
+        return found
+
     def create(self) -> None:
         """Make the directory. ConfigError if it is somebody else's (its default name is predictable)."""
         try:
@@ -149,3 +158,15 @@ class StateDir:
             file.close()
             return None
         return file
+
+
+def require_enterable(directory: Path) -> None:
+    """ConfigError where root's Postgres, which runs as a user of its own, could not enter what lies above."""
+    if os.geteuid() != 0:
+        return
+    for parent in directory.resolve().parents:
+        if parent.exists() and not parent.stat().st_mode & stat.S_IXOTH:
+            raise ConfigError(
+                f"ROLLBOOK_STATE_DIR lies below {parent}, which other users may not enter, and Postgres does "
+                "not run as root: choose a directory outside private homes, for instance /var/lib/rollbook"
+            )

@@ -123,3 +123,15 @@ async def test_ps_tells_a_lost_supervisor(settings: Settings) -> None:
     assert report.processes[0].state == "gone"
     assert report.advice is not None
     assert "rollbook up" in report.advice
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's Postgres runs as another user")
+def test_a_directory_below_a_private_home_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    chosen = load_settings(state_dir=home / "deep" / "state", deployment_id="state-test")
+    with pytest.raises(ConfigError, match="choose a directory outside private homes"):
+        StateDir.made(chosen)
+    assert list(home.iterdir()) == []
+    elsewhere = chosen.model_copy(update={"database_url": "postgresql+psycopg://me@db/rollbook"})
+    assert StateDir.made(elsewhere).root.is_dir()
