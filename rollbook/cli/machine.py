@@ -27,10 +27,27 @@ def up(
     from rollbook.stack.lifecycle import up as start_stack
 
     async def work() -> int:
-        await start_stack(settings(), engine=not no_engine)
+        found = settings()
+        state = await start_stack(found, engine=not no_engine)
+        if found.temporal != "external" and (line := elsewhere(state.temporal_address)):
+            say(line)
         return 0
 
     finish(work())
+
+
+def elsewhere(address: str | None) -> str | None:
+    """What to type where the plain `temporal` would look for the server at its usual place and not find ours."""
+    from rollbook.stack.ports import HOST, PREFERRED, holder, is_free
+
+    usual = PREFERRED["temporal"]
+    if address in (None, f"{HOST}:{usual}") or os.environ.get("TEMPORAL_ADDRESS") == address:
+        return None
+    why = "" if is_free(usual) else f": that port was taken by {holder(usual)}"
+    return (
+        f"Temporal is at {address}, not at {HOST}:{usual}{why}; for the plain `temporal`:\n"
+        f"  export TEMPORAL_ADDRESS={address}"
+    )
 
 
 def down(

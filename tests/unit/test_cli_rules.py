@@ -22,6 +22,7 @@ from rollbook.cli.demo import deviations
 from rollbook.cli.desktops import judge
 from rollbook.cli.failures import Failed
 from rollbook.cli.files import read_json
+from rollbook.cli.machine import elsewhere
 from rollbook.cli.rerun import stored_spec
 from rollbook.cli.sql import psql_environment
 from rollbook.cli.state import eta_s, state_of
@@ -250,6 +251,14 @@ def test_differences_show_digests_short() -> None:
     old, new = {"resolved": {"desktop_image": "sha256:" + "ab" * 32}}, {"resolved": {"desktop_image": "other"}}
     assert difference(old, new) == ["resolved.desktop_image: 'sha256:abababababab' -> 'other'"]
     assert difference({"d": "a" * 64}, {"d": "a" * 63 + "b"}) == [f"d: {'a' * 64!r} -> {'a' * 63 + 'b'!r}"]
+
+
+def test_up_tells_where_temporal_is_unless_it_is_where_everybody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
+    assert elsewhere("127.0.0.1:7233") is None
+    assert "export TEMPORAL_ADDRESS=127.0.0.1:40001" in (elsewhere("127.0.0.1:40001") or "")
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:40001")
+    assert elsewhere("127.0.0.1:40001") is None
 
 
 # --- sql -------------------------------------------------------------------------------------------------------
