@@ -1,7 +1,7 @@
 """`demo`: the quickstart batch from nothing to a proven roll call."""
 
+import itertools
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +14,7 @@ from rollbook.cli.audit import examine, print_audit
 from rollbook.cli.failures import NOT_TRUE, OK, Failed
 from rollbook.cli.files import read_json
 from rollbook.cli.links import Links
+from rollbook.cli.machine import elsewhere
 from rollbook.cli.opening import open_ledger, open_reader, settings
 from rollbook.cli.out import clean, print_table, say
 from rollbook.cli.report import print_rollouts, print_scoreboard
@@ -53,7 +54,11 @@ async def _demo(given: str | None) -> int:
     ended = await follow(found, batch_id)
     rollouts, report = await _print_results(found, batch_id)
     _warn_of_deviations(rollouts)
-    _print_next(found, batch_id, rollouts)
+    say()
+    say("next:")
+    first = rollouts[0]["rollout_key"] if rollouts else f"{batch_id}/os/count-lines/0"
+    for line in next_lines(found, first, await _free_id(found), _exports(found)):
+        say(f"  {line}")
     return OK if ended.code == OK and report.ok else NOT_TRUE
 
 
@@ -119,32 +124,39 @@ def _warn_of_deviations(rollouts: list[Row]) -> None:
         say("every result is as expected; not all scores are 1: one script fails on purpose, one does part of the work")
 
 
-def _print_next(found: Settings, batch_id: str, rollouts: list[Row]) -> None:
-    from rollbook.stack.temporal_server import temporal_binary
+async def _free_id(found: Settings) -> str:
+    """`try-1`, or the next one that no batch has."""
+    async with open_reader(found) as reader:
+        for number in itertools.count(1):
+            if await reader.known_batch(f"try-{number}") is None:
+                return f"try-{number}"
+    raise AssertionError("numbers do not end")
 
-    program = "rollbook" if shutil.which("rollbook") else _relative(Path(sys.executable).parent / "rollbook")
-    temporal = _relative(temporal_binary())
+
+def next_lines(found: Settings, rollout: str, free_id: str, exports: list[str]) -> list[str]:
+    """Commands to go on with, as they can be pasted into a shell in this directory."""
     spec = _relative(EXAMPLES / "batches" / f"{NAME}.json")
-    address = _address(found)
-    say()
-    say("next:")
-    say(f"  {program} show {rollouts[0]['rollout_key'] if rollouts else 'ROLLOUT'}")
-    say(f"  {program} sql -c \"SELECT * FROM rollcall WHERE batch_id = '{batch_id}'\"")
-    say(
-        f"  {temporal} workflow start {address}--type BenchmarkBatch --task-queue {found.task_queue_orchestrate} "
-        f"--workflow-id try-1 --fail-existing --input-file {spec}"
-    )
-    say(f"  {program} watch try-1")
+    return [
+        *exports,
+        f"rollbook show {rollout}",
+        f"rollbook sql -c \"SELECT * FROM rollcall WHERE batch_id = '{rollout.partition('/')[0]}'\"",
+        f"temporal workflow start --type BenchmarkBatch --task-queue {found.task_queue_orchestrate} "
+        f"--workflow-id {free_id} --fail-existing --input-file {spec}",
+        f"rollbook watch {free_id}",
+    ]
+
+
+def _exports(found: Settings) -> list[str]:
+    """What the shell must know first, so that `rollbook` and `temporal` are found and find the server."""
+    lines = []
+    if not (shutil.which("rollbook") and shutil.which("temporal")):
+        lines.append(f"export PATH={Path(sys.executable).parent}:$PATH")
+    state = local_stack(found)
+    if state is not None and elsewhere(state.temporal_address):
+        lines.append(f"export TEMPORAL_ADDRESS={state.temporal_address}")
+    return lines
 
 
 def _relative(path: Path) -> str:
     """A path as people in this directory would type it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def _address(found: Settings) -> str:
-    """`--address …` where the plain CLI would not find the server by itself."""
-    state = local_stack(found)
-    if os.environ.get("TEMPORAL_ADDRESS") or state is None or state.temporal_address in (None, "127.0.0.1:7233"):
-        return ""
-    return f"--address {state.temporal_address} "

@@ -18,7 +18,7 @@ from models.caller import CallerIdentity
 from models.contract import difference
 from rollbook.cli import main
 from rollbook.cli.compare import never_trained_on, samples_stay
-from rollbook.cli.demo import deviations
+from rollbook.cli.demo import deviations, next_lines
 from rollbook.cli.desktops import judge
 from rollbook.cli.failures import Failed
 from rollbook.cli.files import read_json
@@ -32,6 +32,7 @@ from rollbook.ledger.queries import BatchRow
 from rollbook.ledger.records import Lease
 from rollbook.ledger.selection import Planned
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxInfo, SandboxStatus
+from rollbook.settings import load_settings
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 OPEN = Counts(planned=4, waiting=1, running=1, admitted=2)
@@ -291,6 +292,14 @@ def test_deviations_name_task_and_field() -> None:
         "b: termination_reason is sandbox_lost, expected agent_done",
         "b: score is None, expected 0.8",
     ]
+
+
+def test_the_next_steps_are_of_one_style_and_name_one_free_id() -> None:
+    lines = next_lines(load_settings(_env_file=None), "demo-1/os/a/0", "try-3", ["export PATH=/x:$PATH"])
+    assert [line.split()[0] for line in lines] == ["export", "rollbook", "rollbook", "temporal", "rollbook"]
+    assert "batch_id = 'demo-1'" in lines[2]
+    assert "--workflow-id try-3 " in lines[3]
+    assert lines[4] == "rollbook watch try-3"
 
 
 # --- desktops --------------------------------------------------------------------------------------------------
