@@ -105,8 +105,12 @@ class DesktopActivities:
         return done
 
     async def _look(self, driver: Driver, context: AttemptContext) -> Observation:
-        wanted = context.contract["observe"]
-        seen = await driver.observe(accessibility_tree=wanted["accessibility_tree"], terminal=wanted["terminal"])
+        wanted, desktop = context.contract["observe"], context.contract["desktop"]
+        seen = await driver.observe(
+            screen=(desktop["screen_width"], desktop["screen_height"]),
+            accessibility_tree=wanted["accessibility_tree"],
+            terminal=wanted["terminal"],
+        )
         for part, why in seen.refused.items():
             activity.logger.warning("the desktop gave no %s: %s", part, why)
         put = self._services.artifacts.put

@@ -63,7 +63,7 @@ async def _calls(provider: DockerProvider, handle: SandboxHandle) -> list[Figure
         return found
 
     async def look(driver: HttpDriver, number: int) -> None:
-        await driver.observe(accessibility_tree=False, terminal=False)
+        await driver.observe(screen=(1920, 1080), accessibility_tree=False, terminal=False)
 
     async def act(driver: HttpDriver, number: int) -> None:
         action = ACTION.format(x=100 + number)

@@ -67,8 +67,8 @@ class Driver(Protocol):
         """
         ...
 
-    async def observe(self, *, accessibility_tree: bool, terminal: bool) -> Observation:
-        """What is on the screen now; raises SandboxLost."""
+    async def observe(self, *, screen: tuple[int, int], accessibility_tree: bool, terminal: bool) -> Observation:
+        """What is on the screen now, of the contract's width and height in pixels; raises SandboxLost."""
         ...
 
     async def perform(self, op_id: str, action: str, *, runtime: str, timeout_s: float) -> ActionResult:

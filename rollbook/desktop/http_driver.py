@@ -62,8 +62,9 @@ class HttpDriver:
             raise SetupFailed(f"setup failed: {_words(result)}")
         return await self._finish("prepare", job, names, keep)
 
-    async def observe(self, *, accessibility_tree: bool, terminal: bool) -> Observation:
+    async def observe(self, *, screen: tuple[int, int], accessibility_tree: bool, terminal: bool) -> Observation:
         """See `Driver.observe`."""
+        self._client.screen = screen
         return await observe(self._client, a11y=accessibility_tree, terminal=terminal)
 
     async def perform(self, op_id: str, action: str, *, runtime: str, timeout_s: float) -> ActionResult:

@@ -35,7 +35,7 @@ class NullDriver:
             raise SetupFailed("rehearsed: the setup failed")
         return {}
 
-    async def observe(self, *, accessibility_tree: bool, terminal: bool) -> Observation:
+    async def observe(self, *, screen: tuple[int, int], accessibility_tree: bool, terminal: bool) -> Observation:
         """One transparent pixel."""
         return Observation(PIXEL, 1, 1, "" if accessibility_tree else None, "" if terminal else None, datetime.now(UTC))
 

@@ -15,7 +15,14 @@ from models.evidence import ArtifactRef
 from rollbook.desktop.client import GuestClient
 from rollbook.desktop.driver import Files, Job
 from rollbook.desktop.http_driver import HttpDriver
-from rollbook.errors import EvaluationInterrupted, EvaluatorError, ProviderUnavailable, SetupFailed, SetupInterrupted
+from rollbook.errors import (
+    EvaluationInterrupted,
+    EvaluatorError,
+    ProviderUnavailable,
+    SandboxLost,
+    SetupFailed,
+    SetupInterrupted,
+)
 from rollbook.osworld.environment import ensure_environment
 from rollbook.sandboxes.docker import DockerProvider
 from rollbook.sandboxes.nonce import read_nonce
@@ -170,3 +177,10 @@ async def test_an_engine_that_is_away_does_not_leave_a_phase_half_begun(
             with pytest.raises(ProviderUnavailable):
                 await phase(bench.job(task), quiet, bench.keep)
         assert await phase(bench.job(task), quiet, bench.keep)
+
+
+async def test_a_picture_of_another_size_is_no_observation(bench: Bench) -> None:
+    seen = await bench.driver.observe(screen=(1920, 1080), accessibility_tree=False, terminal=False)
+    assert (seen.width, seen.height) == (1920, 1080)
+    with pytest.raises(SandboxLost, match="1920"):
+        await bench.driver.observe(screen=(1280, 720), accessibility_tree=False, terminal=False)
