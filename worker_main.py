@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from activities.desktop import DesktopActivities
@@ -26,6 +27,7 @@ from activities.osworld import OsworldActivities
 from activities.policy import PolicyActivities
 from activities.pump import PumpActivities
 from activities.sandbox import SandboxActivities
+from models import names
 from rollbook import redaction
 from rollbook.errors import RollbookError
 from rollbook.janitor import ensure_janitor
@@ -110,6 +112,24 @@ async def _main(role: str) -> None:
     await serve(role, get_settings(), stop)
 
 
+def refused_in_a_line(record: logging.LogRecord) -> bool:
+    """A log filter: what people wrote wrong is told without the traceback of the code that found it."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, ApplicationError) and error.type == names.INVALID_INPUT:
+        record.msg, record.args, record.exc_info = (
+            "%s refused its input: %s",
+            (_activity_of(record), error.message),
+            None,
+        )
+    return True
+
+
+def _activity_of(record: logging.LogRecord) -> str:
+    """Name and workflow id, as the SDK adds them to its records."""
+    told = getattr(record, "temporal_activity", {})
+    return f"{told.get('activity_type', 'an activity')} ({told.get('workflow_id', '?')})"
+
+
 def main() -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -117,6 +137,7 @@ def main() -> int:
     role = parser.parse_args().role
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     redaction.install()
+    logging.getLogger("temporalio.activity").addFilter(refused_in_a_line)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per request, with its URL
     try:
         asyncio.run(_main(role))
