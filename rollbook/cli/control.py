@@ -155,7 +155,7 @@ async def _cancel(batch_id: str, reason: str, wait: bool, as_json: bool) -> int:
             f"batch {batch_id}: {open_rows} rollouts are still open after {CANCEL_S:.0f} s; it goes on closing"
         )
     else:
-        done = "is being cancelled" if life == "running" else f"is {life}"
+        done = {"running": "is being cancelled", "canceled": "is cancelled"}.get(life, f"is {life}")
         say(f"{batch_id} {done}: {counts.admitted} admitted, {counts.masked} masked of {counts.planned} planned")
     return int(wait and open_rows > 0)
 

@@ -156,7 +156,7 @@ def _print_decisions(decisions: list[Row], reruns: list[Row]) -> None:
     ]
     if cells:
         columns = ("ATTEMPT", "SCOPE", "DECISION", "REASON", "POLICY", "BY", "AT")
-        print_table(columns, cells, optional=("AT", "BY"))
+        print_table(columns, cells, optional=("AT", "BY", "POLICY"))
     for row in reruns:
         word = "superseded" if row["supersede"] else "rerun requested"
         say(f"{word} after attempt {row['after_attempt']} by {row['requested_by']}: {clean(row['reason'], 200)}")
