@@ -61,7 +61,7 @@ def _explain(item: Any) -> str:
     where = ".".join(_path(item["loc"], kind)) or "spec"
     if kind == "union_tag_invalid":
         return f"{where}: must be one of {item['ctx']['expected_tags']} (given: {item['ctx']['tag']!r:.80})"
-    text = _SHORT.get(kind) or item["msg"]
+    text = _SHORT.get(kind) or item["msg"].removeprefix("Value error, ")
     if kind in _SHORT or isinstance(given, dict | list):
         return f"{where}: {text}"
     return f"{where}: {text} (given: {given!r:.80})"

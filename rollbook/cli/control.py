@@ -15,7 +15,7 @@ from models.batch import Counts
 from rollbook.cli.aio import finish
 from rollbook.cli.failures import Failed
 from rollbook.cli.launch import life_of
-from rollbook.cli.opening import connect, open_reader, settings
+from rollbook.cli.opening import connect, kept, open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument
 from rollbook.cli.out import note, print_json, say
 from rollbook.cli.state import control_of, state_of
@@ -68,6 +68,8 @@ async def _control(
     batch_id: str, signal: str, options: dict[str, Any], written: Callable[[BatchRow], bool], as_json: bool
 ) -> int:
     found = settings()
+    if options.get("reason"):
+        options = options | {"reason": kept(found, options["reason"])}
     client = await connect(found)
     async with open_reader(found) as reader:
         await reader.batch(batch_id)
@@ -144,7 +146,7 @@ async def _cancel(batch_id: str, reason: str, wait: bool, as_json: bool) -> int:
         await reader.batch(batch_id)
         if await life_of(client, batch_id) != "running":
             raise Failed(await why_not_running(client, reader, batch_id))
-        await client.get_workflow_handle(batch_id).cancel(reason=reason or "rollbook cancel")
+        await client.get_workflow_handle(batch_id).cancel(reason=kept(found, reason) or "rollbook cancel")
         life = await _await_end(client, batch_id) if wait else "running"
         counts = await reader.counts(batch_id)
     open_rows = counts.waiting + counts.running

@@ -7,7 +7,7 @@ import typer
 
 from models.admission import LEGACY_POLICY, POLICIES, RECONCILED_POLICY, AdmissionDecision, Scope
 from rollbook.cli.aio import finish
-from rollbook.cli.opening import open_ledger, open_reader, settings
+from rollbook.cli.opening import kept, open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson, Reason, RolloutArgument
 from rollbook.cli.out import print_json, say
 from rollbook.errors import InvalidInput
@@ -44,6 +44,7 @@ def mask(
 async def _decide(given: str, admitted: bool, reason: str, policy_id: str, scope: Scope, as_json: bool) -> int:
     _refuse_rules(policy_id)
     found = settings()
+    reason = kept(found, reason)
     async with open_reader(found) as reader:
         key = await reader.find_rollout(given)
     decision = AdmissionDecision(scope=scope, policy_id=policy_id, admitted=admitted, reason=reason)

@@ -1,6 +1,7 @@
 """Opens what one command needs, no more: the ledger, the reader of the ledger, Temporal, the artifact store."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,10 +9,11 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from rollbook.cli.failures import Unreachable
+from rollbook.errors import ConfigError
 from rollbook.ledger import Ledger
 from rollbook.ledger.queries import Reader
 from rollbook.plugin import RollbookPlugin
-from rollbook.redaction import register_settings
+from rollbook.redaction import redact, register_settings
 from rollbook.settings import Settings, load_settings
 from rollbook.stack.connections import ledger_url, temporal_connect_config
 
@@ -23,6 +25,15 @@ def settings() -> Settings:
     found = load_settings()
     register_settings(found)
     return found
+
+
+def kept(found: Settings, words: str) -> str:
+    """What a person wrote, as it may be kept: without passwords, tokens and keys that this machine knows."""
+    from rollbook.policies.client.profile import load_profiles  # slow to import
+
+    with contextlib.suppress(ConfigError):  # a broken file is the workers' trouble; what could be read counts
+        load_profiles(found)
+    return redact(words)
 
 
 @asynccontextmanager

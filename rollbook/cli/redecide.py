@@ -8,7 +8,7 @@ import typer
 from models.admission import POLICIES
 from rollbook.cli.aio import finish
 from rollbook.cli.decide import whoami
-from rollbook.cli.opening import open_ledger, open_reader, settings
+from rollbook.cli.opening import kept, open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument, Reason
 from rollbook.cli.out import print_json, say, several
 from rollbook.ledger.redecide import Redecided, Rule
@@ -32,7 +32,7 @@ def redecide(
         found = settings()
         async with open_reader(found) as reader:
             await reader.batch(batch)
-        rule = Rule(policy_id, reason, whoami(), override_manual)
+        rule = Rule(policy_id, kept(found, reason), whoami(), override_manual)
         async with open_ledger(found) as ledger:
             done = await ledger.redecide(batch, rule, dry_run=dry_run)
         if as_json:

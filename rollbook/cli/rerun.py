@@ -12,7 +12,7 @@ from rollbook.cli.decide import whoami
 from rollbook.cli.failures import OK, Failed
 from rollbook.cli.launch import Launch, await_registration, life_of, start_batch
 from rollbook.cli.links import Links
-from rollbook.cli.opening import connect, open_ledger, open_reader, settings
+from rollbook.cli.opening import connect, kept, open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument, Reason
 from rollbook.cli.out import print_json, say, several
 from rollbook.cli.state import state_of
@@ -51,7 +51,7 @@ def rerun(
             keys = [await reader.find_rollout(given) for given in rollout or []]
             which = keys or ("masked" if masked else "failed")
             waiting = await ledger.request_rerun(
-                batch, which, reason=reason, requested_by=whoami(), supersede=supersede
+                batch, which, reason=kept(found, reason), requested_by=whoami(), supersede=supersede
             )
             if waiting:
                 await relaunch(client, reader, found, row)

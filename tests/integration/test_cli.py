@@ -248,6 +248,21 @@ async def test_decisions_after_the_fact(rollbook: Rollbook, spec_file: Callable[
     assert (await rollbook("audit", "cli-8")).code == 0
 
 
+async def test_a_key_in_a_reason_is_not_kept(
+    rollbook: Rollbook, spec_file: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, endpoints = "sk-Q7-typed-by-mistake-x9", tmp_path / "endpoints.toml"
+    endpoints.write_text(f'[endpoints.vllm]\nbase_url = "http://127.0.0.1:9/v1"\napi_key = "{key}"\n')
+    endpoints.chmod(0o600)
+    monkeypatch.setenv("ROLLBOOK_ENDPOINTS_FILE", str(endpoints))
+    await rollbook("submit", spec_file(), "--batch-id", "cli-14", "--watch")
+    masked = await rollbook("mask", "cli-14/os/t001", "--reason", f"the key {key} was wrong")
+    assert masked.code == 0, masked.err
+    shown = await rollbook("show", "cli-14/os/t001", "--json")
+    assert shown.json["admission_reason"].startswith("the key ")
+    assert key not in masked.out + shown.out
+
+
 async def test_admitted_rollouts_run_again_only_on_request(rollbook: Rollbook, spec_file: Callable[..., str]) -> None:
     await rollbook("submit", spec_file(), "--batch-id", "cli-9", "--watch")
     key = "cli-9/os/t002/0"
