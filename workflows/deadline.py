@@ -55,11 +55,14 @@ class Deadline:
                 raise DeadlineReached from failure
             raise
 
-    async def stop(self) -> None:
-        """Forget the timer; returns when that is done.
+    def stop(self) -> None:
+        """Forget the timer. Follow it with `ended` before the next command."""
+        self._alarm.cancel()
+
+    async def ended(self) -> None:
+        """Return when the timer is forgotten.
 
         How many turns of the loop a cancel takes differs between versions of Python: a command that overtook it on one
         of them could not be replayed on another.
         """
-        self._alarm.cancel()
         await workflow.wait([self._alarm])

@@ -39,6 +39,7 @@ class Episode:
         self._frozen = False
         self._renewals = 0
         self._story: Story | None = None
+        self._deadline: Deadline | None = None
 
     @workflow.run
     async def run(self, start: EpisodeStart) -> EpisodeResult:
@@ -94,16 +95,21 @@ class Episode:
         try:
             self._show("finalizing")
             finalized, cancelled_late = await shielded(call.finalize(story.finalize_request()))
-        finally:
-            story.over = True
-            self._show("stopping the desktop")
-            cancelled_later = await self._stop_sandbox(call)
+        except GeneratorExit:  # the run is thrown away: nothing can be awaited any more
+            raise
+        except BaseException:
+            await self._stop_sandbox(call)
+            raise
+        story.over = True
+        self._show("stopping the desktop")
+        cancelled_later = await self._stop_sandbox(call)
         self._show(f"ended: {finalized.termination_reason}")
         _publish(story, finalized)
         return finalized, cancelled or cancelled_late or cancelled_later
 
     async def _play_to_the_end(self, call: Calls, story: Story) -> bool:
         """Play the attempt; every failure becomes a fact of the story. Returns whether a cancel arrived."""
+        cancelled = False
         try:
             await self._play(call, story)
         except Superseded:
@@ -114,13 +120,15 @@ class Episode:
             if not (isinstance(error, asyncio.CancelledError) or is_cancelled_exception(error)):
                 raise
             story.fail(Infra.CANCELLED, _why_cancelled())
-            return True
-        return False
+            cancelled = True
+        if self._deadline is not None:
+            await self._deadline.ended()
+        return cancelled
 
     async def _play(self, call: Calls, story: Story) -> None:
         self._show("starting the desktop")
         story.desk = await settled(call.start_sandbox())
-        deadline = Deadline(story.plan.deadline_s, lambda: self._frozen)
+        deadline = self._deadline = Deadline(story.plan.deadline_s, lambda: self._frozen)
         try:
             self._show("preparing the task")
             story.files = await deadline.guard(call.prepare_task(story.desk))
@@ -131,7 +139,8 @@ class Episode:
         except Failure as failure:
             story.fail(failure.reason, failure.detail, failure.guest_failed)
         finally:
-            await deadline.stop()
+            deadline.stop()  # nothing is awaited here: a run that is thrown away closes its coroutines
+        await deadline.ended()
         if story.observation is not None and story.desktop_usable:
             await self._evaluate(call, story)
 

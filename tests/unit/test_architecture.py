@@ -355,3 +355,12 @@ class Guilty:
     (tmp_path / "guilty.py").write_text(guilty)
     with pytest.raises(AssertionError, match="sqlalchemy"):
         assert "sqlalchemy" not in sandboxed_imports([("guilty", "Guilty")], tmp_path)
+
+
+def test_workflows_await_nothing_in_a_finally() -> None:
+    """A run that is thrown away closes its coroutines: one that awaits then is an error of its own."""
+    for path in sorted((ROOT / "workflows").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Try):
+                awaited = [one for part in node.finalbody for one in ast.walk(part) if isinstance(one, ast.Await)]
+                assert not awaited, f"{path.name}:{awaited[0].lineno}"
