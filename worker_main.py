@@ -29,13 +29,13 @@ from activities.pump import PumpActivities
 from activities.sandbox import SandboxActivities
 from models import names
 from rollbook import redaction
+from rollbook.config.settings import Settings, get_settings
 from rollbook.errors import RollbookError
-from rollbook.janitor import ensure_janitor
-from rollbook.open import connect_temporal, open_services
-from rollbook.plugin import RollbookPlugin
-from rollbook.search_attributes import ensure_search_attributes
-from rollbook.services import Services
-from rollbook.settings import Settings, get_settings
+from rollbook.temporal.plugin import RollbookPlugin
+from rollbook.temporal.schedules import ensure_janitor
+from rollbook.temporal.search_attributes import ensure_search_attributes
+from rollbook.worker.connect import connect_temporal, open_services
+from rollbook.worker.services import Services
 from workflows.batch import BenchmarkBatch
 from workflows.episode import Episode
 from workflows.janitor import Janitor

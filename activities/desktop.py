@@ -8,14 +8,14 @@ from temporalio import activity
 
 from activities.support import Activities, beating, driving, reported, run_id
 from models import names
-from models.episode import Acted, ActRequest, DeskCall, Observation
+from models.episode import Acted, ActRequest, DesktopRequest, Observation
 from models.identity import op_id
 from models.outcome import Infra
 from rollbook.desktop.driver import Driver
 from rollbook.errors import LedgerConflict
 from rollbook.ledger.records import AttemptContext, StoredTurn
 from rollbook.policies.base import WAIT
-from rollbook.services import Services
+from rollbook.worker.services import Services
 
 INITIAL_STEP = 0
 """The turn that holds the first observation, before any step."""
@@ -33,7 +33,7 @@ class DesktopActivities:
 
     @activity.defn(name=names.OBSERVE)
     @reported
-    async def observe(self, call: DeskCall) -> Observation:
+    async def observe(self, call: DesktopRequest) -> Observation:
         """The first observation; committed as turn 0."""
         ledger = self._services.ledger
         known = await ledger.step(call.attempt, run_id(), INITIAL_STEP)

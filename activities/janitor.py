@@ -19,7 +19,7 @@ from rollbook.ledger.reconcile import OpenBatch
 from rollbook.ledger.records import Lease, Suspect
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT
 from rollbook.sandboxes.removal import remove_sandbox
-from rollbook.services import Services
+from rollbook.worker.services import Services
 
 SHOWN = 50
 SHOWN_BYTES = 1200

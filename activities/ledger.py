@@ -10,13 +10,13 @@ from models.batch import BatchSpec, RegisterBatch, RegisteredBatch, Resolved
 from models.episode import Claimed, ClaimRequest, EpisodePlan, Finalized, FinalizeRequest
 from models.task import Task
 from models.web import needs_web
+from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
 from rollbook.ledger.records import Claim
 from rollbook.ledger.selection import Member, select_tasks
 from rollbook.policies.resolve import contract_for, resolve_policy
 from rollbook.sandboxes.image import image_tag
-from rollbook.services import Services
-from rollbook.settings import Settings
+from rollbook.worker.services import Services
 
 START_SLACK_S = 120.0
 """Added to a desktop's ready and cleanup timeouts: a start ends by its own limits, not by Temporal's."""
@@ -46,7 +46,7 @@ class LedgerActivities:
     async def finalize(self, request: FinalizeRequest) -> Finalized:
         """End an attempt: outcome, admission and selection in one transaction."""
         finalized = await self._services.ledger.finalize(request, run_id())
-        self._services.bell.ring()
+        self._services.wake_up.notify()
         return finalized
 
     @activity.defn(name=names.REGISTER_BATCH)

@@ -10,13 +10,13 @@ from temporalio import activity
 
 from activities.support import Activities, beating, driving, reported, run_id
 from models import names
-from models.episode import AttemptRef, Desk, DeskCall, Evaluated, EvaluateRequest, PhaseDone
+from models.episode import AttemptRef, DesktopRef, DesktopRequest, Evaluated, EvaluateRequest, PhaseDone
 from models.evidence import ArtifactRef
 from models.outcome import Infra
 from rollbook.desktop.driver import Driver, Files, Job, Note, Scored
 from rollbook.errors import SandboxLost
 from rollbook.ledger.records import AttemptContext, Evaluation
-from rollbook.services import Services
+from rollbook.worker.services import Services
 
 T = TypeVar("T")
 
@@ -33,22 +33,22 @@ class OsworldActivities:
 
     @activity.defn(name=names.PREPARE_TASK)
     @reported
-    async def prepare_task(self, call: DeskCall) -> PhaseDone:
+    async def prepare_task(self, call: DesktopRequest) -> PhaseDone:
         """Set the task up, once per desktop; then let the desktop settle."""
         context = await self._context(call.attempt)
         limits, settle = context.contract["limits"], context.contract["settle"]
-        job = self._job(context, call.desk, limits["setup_timeout_s"])
+        job = self._job(context, call.desktop, limits["setup_timeout_s"])
         files = await self._phase(call, lambda driver, note: driver.prepare(job, note, self._keep))
         await _rest(settle["after_setup_s"])
         return PhaseDone(files=files)
 
     @activity.defn(name=names.RUN_POSTCONFIG)
     @reported
-    async def run_postconfig(self, call: DeskCall) -> PhaseDone:
+    async def run_postconfig(self, call: DesktopRequest) -> PhaseDone:
         """Let the desktop settle, then run the evaluator's postconfig, once per desktop."""
         context = await self._context(call.attempt)
         await _rest(context.contract["settle"]["before_evaluation_s"])
-        job = self._job(context, call.desk, context.contract["limits"]["evaluate_timeout_s"])
+        job = self._job(context, call.desktop, context.contract["limits"]["evaluate_timeout_s"])
         files = await self._phase(call, lambda driver, note: driver.postconfig(job, note, self._keep))
         return PhaseDone(files=files)
 
@@ -61,7 +61,7 @@ class OsworldActivities:
         stored = await ledger.evaluation(request.attempt)
         if stored is None:
             files = {name: await self._services.artifacts.get(ref.sha256) for name, ref in request.files.items()}
-            job = self._job(context, request.desk, context.contract["limits"]["evaluate_timeout_s"], files)
+            job = self._job(context, request.desktop, context.contract["limits"]["evaluate_timeout_s"], files)
             scored = await self._score(request, job)
             log = await self._services.artifacts.put(scored.log, "text/plain; charset=utf-8") if scored.log else None
             stored = await ledger.commit_evaluation(request.attempt, run_id(), _row(scored, context.task_digest, log))
@@ -79,7 +79,7 @@ class OsworldActivities:
         except SandboxLost as error:
             return Scored(None, reason=Infra.SANDBOX_LOST, guest_failed=True, detail=str(error))
 
-    async def _phase(self, call: DeskCall, work: Callable[[Driver, Note], Awaitable[T]]) -> T:
+    async def _phase(self, call: DesktopRequest, work: Callable[[Driver, Note], Awaitable[T]]) -> T:
         async with driving(self._services, call) as driver, beating() as note:
             return await work(driver, note)
 
@@ -87,7 +87,11 @@ class OsworldActivities:
         return await self._services.ledger.attempt_context(attempt, run_id())
 
     def _job(
-        self, context: AttemptContext, desk: Desk, timeout_s: float, files: Mapping[str, bytes] = MappingProxyType({})
+        self,
+        context: AttemptContext,
+        desktop: DesktopRef,
+        timeout_s: float,
+        files: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Job:
         """A job in a directory of its own: OSWorld takes a file that is in its cache for whole, also the half of a gold
         file that a killed try left there, and a stalled try may still be writing."""
@@ -95,7 +99,7 @@ class OsworldActivities:
         return Job(
             task=context.task,
             contract=context.contract,
-            work_dir=self._services.work_dir(desk.sandbox_key) / token[:12],
+            work_dir=self._services.work_dir(desktop.sandbox_key) / token[:12],
             timeout_s=timeout_s,
             token=token,
             first_try=activity.info().attempt == 1,

@@ -8,7 +8,7 @@ from models.episode import DecideRequest, Decision
 from rollbook.ledger.records import StoredCall
 from rollbook.policies import Turn, policy_for
 from rollbook.policies.call_log import LedgerCallLog
-from rollbook.services import Services
+from rollbook.worker.services import Services
 
 
 class PolicyActivities:

@@ -24,9 +24,9 @@ from activities.support import Activities, beating, reported
 from models import attributes, names
 from models.batch import CloseBatch, Control, Counts, PumpRequest, PumpResult
 from models.episode import EpisodeStart
-from rollbook.bell import heard
 from rollbook.ledger.records import StartRow
-from rollbook.services import Services
+from rollbook.worker.services import Services
+from rollbook.worker.wakeup import wait_for
 
 IDLE_S = 0.5
 """Longest pause between two looks at the ledger. An episode that ends in this process rings before."""
@@ -60,7 +60,7 @@ class PumpActivities:
             if request.thaw and not (await ledger.batch_control(batch_id)).frozen:
                 await self._each(await ledger.in_flight(batch_id), self._thaw)
             while True:
-                ring = self._services.bell.next_ring
+                progress = self._services.wake_up.next_event
                 control = await ledger.batch_control(batch_id)
                 stopping = control.stopping or control.cancelling
                 if not control.cancelling and (control.stopping or not control.paused):
@@ -74,7 +74,7 @@ class PumpActivities:
                     counts = await ledger.counts(batch_id)
                     return PumpResult.model_validate({"state": state, "counts": counts})
                 note("paused" if control.paused else "running")
-                await heard(ring, IDLE_S)
+                await wait_for(progress, IDLE_S)
 
     @activity.defn(name=names.CLOSE_BATCH)
     @reported

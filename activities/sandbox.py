@@ -7,14 +7,14 @@ from temporalio import activity
 
 from activities.support import Activities, beating, is_current_try, reported, run_id
 from models import names
-from models.episode import AttemptRef, Desk
+from models.episode import AttemptRef, DesktopRef
 from models.web import needs_web
 from rollbook.errors import Fenced, RollbookError, SandboxLost
 from rollbook.ledger.records import AttemptContext
 from rollbook.sandboxes.nonce import read_nonce
 from rollbook.sandboxes.provider import GUEST_PORT, SandboxSpec
 from rollbook.sandboxes.removal import remove_sandbox
-from rollbook.services import Services
+from rollbook.worker.services import Services
 
 
 class SandboxActivities:
@@ -29,7 +29,7 @@ class SandboxActivities:
 
     @activity.defn(name=names.START_SANDBOX)
     @reported
-    async def start_sandbox(self, attempt: AttemptRef) -> Desk:
+    async def start_sandbox(self, attempt: AttemptRef) -> DesktopRef:
         """Find this attempt's desktop or create it, and wait until it shows a screen."""
         services = self._services
         context = await services.ledger.attempt_context(attempt, run_id())
@@ -46,7 +46,7 @@ class SandboxActivities:
         )
         async with beating() as note:
             handle = await provider.create(spec, note, lambda: self._ours(attempt))
-            desk = Desk(
+            desktop = DesktopRef(
                 provider=provider.name,
                 sandbox_id=handle.sandbox_id,
                 sandbox_key=handle.key,
@@ -55,11 +55,11 @@ class SandboxActivities:
                 view_url=await self._view_url(provider.name, handle.sandbox_id, handle.vnc_port),
             )
         try:
-            await services.ledger.sandbox_started(attempt, run_id(), desk, lease_s=lease_s)
+            await services.ledger.sandbox_started(attempt, run_id(), desktop, lease_s=lease_s)
         except (Fenced, SandboxLost):
-            await self._remove_late(attempt, desk)
+            await self._remove_late(attempt, desktop)
             raise
-        return desk
+        return desktop
 
     @activity.defn(name=names.RENEW_LEASE)
     @reported
@@ -79,7 +79,7 @@ class SandboxActivities:
             await remove_sandbox(services.provider(lease.provider), lease)
             await asyncio.to_thread(shutil.rmtree, services.work_dir(lease.sandbox_key), ignore_errors=True)
         await services.ledger.sandbox_stopped(lease.sandbox_key, reason="the attempt ended")
-        services.bell.ring()
+        services.wake_up.notify()
 
     async def _ours(self, attempt: AttemptRef) -> bool:
         """Whether a start that failed may remove the desktop: not when the next try of this start has it or will.
@@ -94,11 +94,11 @@ class SandboxActivities:
         lease = await self._services.ledger.sandbox_of(attempt)
         return lease is None or lease.state != "running"
 
-    async def _remove_late(self, attempt: AttemptRef, desk: Desk) -> None:
+    async def _remove_late(self, attempt: AttemptRef, desktop: DesktopRef) -> None:
         """The attempt ended while its desktop started: nobody else will come for it."""
         lease = await self._services.ledger.sandbox_of(attempt)
         if lease is not None and (lease.state == "stopped" or not lease.attempt_open):
-            await self._services.provider(desk.provider).stop(desk.sandbox_id)
+            await self._services.provider(desktop.provider).stop(desktop.sandbox_id)
 
     def _spec(self, context: AttemptContext) -> SandboxSpec:
         settings = self._services.settings

@@ -14,7 +14,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from models import names
-from models.episode import DeskCall
+from models.episode import DesktopRequest
 from rollbook.desktop.driver import Driver
 from rollbook.errors import (
     ArtifactError,
@@ -32,7 +32,7 @@ from rollbook.errors import (
 )
 from rollbook.policies.client import RateLimited
 from rollbook.redaction import redact
-from rollbook.services import Services
+from rollbook.worker.services import Services
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -184,7 +184,7 @@ Activities = list[Callable[..., Any]]
 
 
 @contextlib.asynccontextmanager
-async def driving(services: Services, call: DeskCall) -> AsyncIterator[Driver]:
+async def driving(services: Services, call: DesktopRequest) -> AsyncIterator[Driver]:
     """The desktop of an attempt; its connections are closed afterwards."""
     driver = await services.driver(call)
     try:

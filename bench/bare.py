@@ -23,8 +23,8 @@ from models.episode import (
     ClaimRequest,
     DecideRequest,
     Decision,
-    Desk,
-    DeskCall,
+    DesktopRef,
+    DesktopRequest,
     EpisodePlan,
     Evaluated,
     EvaluateRequest,
@@ -33,8 +33,8 @@ from models.episode import (
     Observation,
 )
 from models.evidence import ArtifactRef
-from rollbook.plugin import RollbookPlugin
-from rollbook.settings import load_settings
+from rollbook.config.settings import load_settings
+from rollbook.temporal.plugin import RollbookPlugin
 from worker_main import make_worker
 from workflows.episode import Episode
 
@@ -74,15 +74,15 @@ class BareActivities:
         return Claimed(status="claimed", attempt_index=1, plan=plan)
 
     @activity.defn(name=names.START_SANDBOX)
-    async def start_sandbox(self, attempt: AttemptRef) -> Desk:
-        return Desk(provider="null", sandbox_id="null-" + "0" * 32, sandbox_key="0" * 32, nonce="null")
+    async def start_sandbox(self, attempt: AttemptRef) -> DesktopRef:
+        return DesktopRef(provider="null", sandbox_id="null-" + "0" * 32, sandbox_key="0" * 32, nonce="null")
 
     @activity.defn(name=names.PREPARE_TASK)
-    async def prepare_task(self, call: DeskCall) -> None:
+    async def prepare_task(self, call: DesktopRequest) -> None:
         return None
 
     @activity.defn(name=names.OBSERVE)
-    async def observe(self, call: DeskCall) -> Observation:
+    async def observe(self, call: DesktopRequest) -> Observation:
         return SEEN
 
     @activity.defn(name=names.DECIDE)
@@ -95,7 +95,7 @@ class BareActivities:
         return Acted(observation=SEEN)
 
     @activity.defn(name=names.RUN_POSTCONFIG)
-    async def run_postconfig(self, call: DeskCall) -> None:
+    async def run_postconfig(self, call: DesktopRequest) -> None:
         return None
 
     @activity.defn(name=names.EVALUATE)

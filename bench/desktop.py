@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 import docker
 
 from bench.report import Figure
-from models.episode import Desk
+from models.episode import DesktopRef
+from rollbook.config.settings import get_settings
 from rollbook.desktop.http_driver import HttpDriver
-from rollbook.sandboxes.docker import DockerProvider
+from rollbook.sandboxes.docker.provider import DockerProvider
 from rollbook.sandboxes.image import ensure_image
 from rollbook.sandboxes.nonce import read_nonce
 from rollbook.sandboxes.provider import GUEST_PORT, LABEL_DEPLOYMENT, SandboxHandle, SandboxSpec
-from rollbook.settings import get_settings
 
 CALLS = 40
 ACTION = "import pyautogui; pyautogui.moveTo({x}, 300); pyautogui.click()"
@@ -50,13 +50,13 @@ async def _calls(provider: DockerProvider, handle: SandboxHandle) -> list[Figure
     """Each call on a connection of its own, as an activity makes it."""
     guest = await provider.endpoint(handle.sandbox_id, GUEST_PORT)
     nonce = await read_nonce(guest, 10)
-    desk = Desk(provider="docker", sandbox_id=handle.sandbox_id, sandbox_key=handle.key, nonce=nonce)
+    desktop = DesktopRef(provider="docker", sandbox_id=handle.sandbox_id, sandbox_key=handle.key, nonce=nonce)
 
     async def timed(work: Callable[[HttpDriver, int], Awaitable[object]]) -> list[float]:
         found = []
         for number in range(CALLS):
             began = time.monotonic()
-            driver = HttpDriver(provider, desk, await provider.endpoint(handle.sandbox_id, GUEST_PORT), None)
+            driver = HttpDriver(provider, desktop, await provider.endpoint(handle.sandbox_id, GUEST_PORT), None)
             await work(driver, number)
             await driver.close()
             found.append((time.monotonic() - began) * 1000)

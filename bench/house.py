@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy import text
 
 from bench.procfs import cpu_ms
-from rollbook.settings import PROJECT_ROOT, Settings
+from rollbook.config.settings import PROJECT_ROOT, Settings
 from rollbook.stack.ports import free_port
 from rollbook.stack.postgres import PostgresServer
 from rollbook.stack.temporal_server import TemporalServer

@@ -13,7 +13,7 @@ from bench.house import STATS_PATIENCE_S, House, Meter
 from bench.report import Figure, figure
 from models import names
 from models.episode import EpisodeStart
-from rollbook.plugin import RollbookPlugin
+from rollbook.temporal.plugin import RollbookPlugin
 from tests.system import null_spec, small_tasks
 
 TASKS = "bench-tasks"

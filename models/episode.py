@@ -68,7 +68,7 @@ class AttemptRef(Wire):
     attempt_index: int = Field(ge=1)
 
 
-class Desk(Wire):
+class DesktopRef(Wire):
     """The desktop of an attempt, as the ledger knows it. No password, no token."""
 
     provider: str
@@ -83,11 +83,11 @@ class Desk(Wire):
     """Loopback live view of the desktop, without a password."""
 
 
-class DeskCall(Wire):
+class DesktopRequest(Wire):
     """An activity that needs the desktop."""
 
     attempt: AttemptRef
-    desk: Desk
+    desktop: DesktopRef
 
 
 class Observation(Wire):
@@ -125,7 +125,7 @@ class PhaseDone(Wire):
     """What its commands wrote into OSWorld's cache: the evaluator may read it there."""
 
 
-class ActRequest(DeskCall):
+class ActRequest(DesktopRequest):
     """Run the stored actions of one step, settle, then observe."""
 
     step: int = Field(ge=1)
@@ -143,7 +143,7 @@ class Acted(Wire):
     """Set when an action failed or ran out of time; the observation still holds what was seen after it."""
 
 
-class EvaluateRequest(DeskCall):
+class EvaluateRequest(DesktopRequest):
     """Score the desktop with OSWorld's evaluator."""
 
     terminal_action: TerminalAction | None = None

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import SecretStr
 
 from rollbook.base64_text import Base64Text
-from rollbook.settings import Settings
+from rollbook.config.settings import Settings
 from rollbook.spellings import Span, Spellings, escaped_runs
 
 MARK = "[redacted]"

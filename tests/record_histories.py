@@ -14,8 +14,8 @@ from typing import Any
 import docker
 from temporalio.client import WorkflowFailureError
 
+from rollbook.config.settings import PROJECT_ROOT, get_settings
 from rollbook.sandboxes.image import ensure_image
-from rollbook.settings import PROJECT_ROOT, get_settings
 from tests.faults.waiting import until
 from tests.faults.world import World, broken_world, counting_script, counting_task
 from tests.stackkit import scratch_directory

@@ -15,7 +15,7 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 from docker.models.networks import Network
 
-from rollbook.sandboxes.docker_engine import remove_networks
+from rollbook.sandboxes.docker.engine import remove_networks
 from rollbook.stack.ports import free_port
 from rollbook.stack.postgres import PostgresServer
 from rollbook.stack.temporal_server import TemporalServer

@@ -20,14 +20,14 @@ from temporalio.common import WorkflowIDConflictPolicy
 from models import names
 from models.batch import BatchResult
 from rollbook.artifacts import ArtifactStore
+from rollbook.config.settings import PROJECT_ROOT, Settings, load_settings
 from rollbook.ledger import Ledger
 from rollbook.ledger.migrate import upgrade
-from rollbook.open import open_services
 from rollbook.osworld.tasksets import read_task_set
-from rollbook.plugin import RollbookPlugin
 from rollbook.policies.scripted import read_script
-from rollbook.services import Services
-from rollbook.settings import PROJECT_ROOT, Settings, load_settings
+from rollbook.temporal.plugin import RollbookPlugin
+from rollbook.worker.connect import open_services
+from rollbook.worker.services import Services
 
 NULL_DESKTOP = {"provider": "null"}
 NO_PAUSES = {"after_setup_s": 0, "after_action_s": 0, "before_evaluation_s": 0}

@@ -14,7 +14,7 @@ from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.testing import WorkflowEnvironment
 
 from models.attributes import SEARCH_ATTRIBUTES
-from rollbook.plugin import RollbookPlugin
+from rollbook.temporal.plugin import RollbookPlugin
 
 TEST_SERVER = Path(sysconfig.get_path("scripts")) / "temporal-test-server"
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 
-from workflows.calls import Failure
+from workflows.activity_calls import Failure
 from workflows.shield import Interrupted, until
 
 T = TypeVar("T")

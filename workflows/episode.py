@@ -20,11 +20,11 @@ from models.episode import (
     Finalized,
 )
 from models.outcome import POLICY_STOPS, Infra
-from workflows import calls
-from workflows.calls import Calls, Failure, Superseded
+from workflows import activity_calls
+from workflows.activity_calls import EpisodeActivities, Failure, Superseded
+from workflows.attempt_state import AttemptState
 from workflows.deadline import Deadline, DeadlineReached
 from workflows.shield import settled, shielded
-from workflows.story import Story
 
 
 @workflow.defn(name=names.EPISODE)
@@ -38,7 +38,7 @@ class Episode:
     def __init__(self) -> None:
         self._frozen = False
         self._renewals = 0
-        self._story: Story | None = None
+        self._state: AttemptState | None = None
         self._deadline: Deadline | None = None
 
     @workflow.run
@@ -48,7 +48,7 @@ class Episode:
             n += 1
             try:
                 # shielded: a claim that is cut short may leave an attempt that nobody ends
-                claimed, cut = await shielded(calls.claim(ClaimRequest(rollout_key=start.rollout_key, n=n)))
+                claimed, cut = await shielded(activity_calls.claim(ClaimRequest(rollout_key=start.rollout_key, n=n)))
                 cancelled = cancelled or cut
                 if claimed.status != "claimed":
                     return _not_due(start, claimed, n - 1, cancelled)
@@ -86,121 +86,121 @@ class Episode:
         """Play one attempt, or end it at once when `cancelled`. Returns its end and whether a cancel has arrived."""
         assert claimed.plan is not None
         attempt = AttemptRef(rollout_key=start.rollout_key, attempt_index=claimed.attempt_index)
-        call = Calls(attempt, claimed.plan)
-        story = self._story = Story(attempt, claimed.plan)
+        call = EpisodeActivities(attempt, claimed.plan)
+        state = self._state = AttemptState(attempt, claimed.plan)
         if cancelled:
-            story.fail(Infra.CANCELLED, _why_cancelled())
+            state.fail(Infra.CANCELLED, _why_cancelled())
         else:
-            cancelled = await self._play_to_the_end(call, story)
+            cancelled = await self._play_to_the_end(call, state)
         try:
             self._show("finalizing")
-            finalized, cancelled_late = await shielded(call.finalize(story.finalize_request()))
+            finalized, cancelled_late = await shielded(call.finalize(state.finalize_request()))
         except GeneratorExit:  # the run is thrown away: nothing can be awaited any more
             raise
         except BaseException:
             await self._stop_sandbox(call)
             raise
-        story.over = True
+        state.over = True
         self._show("stopping the desktop")
         cancelled_later = await self._stop_sandbox(call)
         self._show(f"ended: {finalized.termination_reason}")
-        _publish(story, finalized)
+        _publish(state, finalized)
         return finalized, cancelled or cancelled_late or cancelled_later
 
-    async def _play_to_the_end(self, call: Calls, story: Story) -> bool:
-        """Play the attempt; every failure becomes a fact of the story. Returns whether a cancel arrived."""
+    async def _play_to_the_end(self, call: EpisodeActivities, state: AttemptState) -> bool:
+        """Play the attempt; every failure becomes a fact of the state. Returns whether a cancel arrived."""
         cancelled = False
         try:
-            await self._play(call, story)
+            await self._play(call, state)
         except Superseded:
-            story.fail(Infra.SUPERSEDED, "a newer attempt was claimed")
+            state.fail(Infra.SUPERSEDED, "a newer attempt was claimed")
         except Failure as failure:
-            story.fail(failure.reason, failure.detail, failure.guest_failed)
+            state.fail(failure.reason, failure.detail, failure.guest_failed)
         except BaseException as error:
             if not (isinstance(error, asyncio.CancelledError) or is_cancelled_exception(error)):
                 raise
-            story.fail(Infra.CANCELLED, _why_cancelled())
+            state.fail(Infra.CANCELLED, _why_cancelled())
             cancelled = True
         if self._deadline is not None:
             await self._deadline.ended()
         return cancelled
 
-    async def _play(self, call: Calls, story: Story) -> None:
+    async def _play(self, call: EpisodeActivities, state: AttemptState) -> None:
         self._show("starting the desktop")
-        story.desk = await settled(call.start_sandbox())
-        deadline = self._deadline = Deadline(story.plan.deadline_s, lambda: self._frozen)
+        state.desktop = await settled(call.start_sandbox())
+        deadline = self._deadline = Deadline(state.plan.deadline_s, lambda: self._frozen)
         try:
             self._show("preparing the task")
-            story.files = await deadline.guard(call.prepare_task(story.desk))
-            story.observation = await deadline.guard(call.observe(story.desk))
-            await self._steps(call, story, deadline)
+            state.files = await deadline.guard(call.prepare_task(state.desktop))
+            state.observation = await deadline.guard(call.observe(state.desktop))
+            await self._steps(call, state, deadline)
         except DeadlineReached:
-            story.fail(Infra.TIMEOUT, f"the deadline of {story.plan.deadline_s:g} s was reached")
+            state.fail(Infra.TIMEOUT, f"the deadline of {state.plan.deadline_s:g} s was reached")
         except Failure as failure:
-            story.fail(failure.reason, failure.detail, failure.guest_failed)
+            state.fail(failure.reason, failure.detail, failure.guest_failed)
         finally:
             deadline.stop()  # nothing is awaited here: a run that is thrown away closes its coroutines
         await deadline.ended()
-        if story.observation is not None and story.desktop_usable:
-            await self._evaluate(call, story)
+        if state.observation is not None and state.desktop_usable:
+            await self._evaluate(call, state)
 
-    async def _steps(self, call: Calls, story: Story, deadline: Deadline) -> None:
-        for step in range(1, story.plan.max_steps + 1):
+    async def _steps(self, call: EpisodeActivities, state: AttemptState, deadline: Deadline) -> None:
+        for step in range(1, state.plan.max_steps + 1):
             await self._while_frozen(call)
             deadline.check()
             self._show("deciding")
-            assert story.observation is not None
-            decision = await deadline.guard(call.decide(step, story.observation))
-            story.steps, story.last_action = step, decision.summary
+            assert state.observation is not None
+            decision = await deadline.guard(call.decide(step, state.observation))
+            state.steps, state.last_action = step, decision.summary
             if not decision.model_call_completed:
                 raise Failure(Infra.MODEL_CALL_FAILED, decision.summary)
             if stop := decision.policy_stop_reason:
                 if stop not in POLICY_STOPS:  # no facts can be made of it, and so the attempt could never end
                     raise Failure(Infra.ROLLOUT_ERROR, f"the policy stopped with {stop!r}, which is no ending")
-                story.policy_stop_reason = stop
+                state.policy_stop_reason = stop
                 return
-            await self._act(call, story, deadline, decision)
+            await self._act(call, state, deadline, decision)
             if decision.terminal_action:
-                story.terminal_action = decision.terminal_action
+                state.terminal_action = decision.terminal_action
                 return
-        story.horizon_reached = True
+        state.horizon_reached = True
 
-    async def _act(self, call: Calls, story: Story, deadline: Deadline, decision: Decision) -> None:
+    async def _act(self, call: EpisodeActivities, state: AttemptState, deadline: Deadline, decision: Decision) -> None:
         """Run the step's actions and observe; a step without any still observes, unless it ends the episode."""
         if decision.terminal_action and not decision.action_count:
             return
-        assert story.desk is not None
+        assert state.desktop is not None
         self._show("acting")
-        acted = await deadline.guard(call.act(story.steps, story.desk, decision))
-        story.observation = acted.observation
+        acted = await deadline.guard(call.act(state.steps, state.desktop, decision))
+        state.observation = acted.observation
         if acted.failure is not None:
-            raise Failure(acted.failure, f"step {story.steps}: {decision.summary}")
+            raise Failure(acted.failure, f"step {state.steps}: {decision.summary}")
 
-    async def _evaluate(self, call: Calls, story: Story) -> None:
-        assert story.desk is not None
+    async def _evaluate(self, call: EpisodeActivities, state: AttemptState) -> None:
+        assert state.desktop is not None
         self._show("postconfig")
-        story.files |= await settled(call.run_postconfig(story.desk))
+        state.files |= await settled(call.run_postconfig(state.desktop))
         self._show("evaluating")
         request = EvaluateRequest(
-            attempt=story.attempt, desk=story.desk, terminal_action=story.terminal_action, files=story.files
+            attempt=state.attempt, desktop=state.desktop, terminal_action=state.terminal_action, files=state.files
         )
-        story.evaluation = await settled(call.evaluate(request))
-        if story.evaluation.reason is not None:
-            story.fail(story.evaluation.reason, story.evaluation.detail, story.evaluation.guest_failed)
+        state.evaluation = await settled(call.evaluate(request))
+        if state.evaluation.reason is not None:
+            state.fail(state.evaluation.reason, state.evaluation.detail, state.evaluation.guest_failed)
 
-    async def _while_frozen(self, call: Calls) -> None:
+    async def _while_frozen(self, call: EpisodeActivities) -> None:
         """Wait for `thaw`, renewing the desktop's lease meanwhile."""
-        assert self._story is not None
+        assert self._state is not None
         while self._frozen:
             self._show("frozen")
             with contextlib.suppress(TimeoutError):
-                seconds = self._story.plan.lease_s / 3
+                seconds = self._state.plan.lease_s / 3
                 await workflow.wait_condition(lambda: not self._frozen, timeout=seconds)
                 return
             self._renewals += 1
             await settled(call.renew_lease(self._renewals))
 
-    async def _stop_sandbox(self, call: Calls) -> bool:
+    async def _stop_sandbox(self, call: EpisodeActivities) -> bool:
         """Stop the desktop; its failure never changes the result, the Janitor finds what is left."""
 
         async def stop() -> None:
@@ -213,9 +213,9 @@ class Episode:
         return cancelled
 
     def _show(self, phase: str) -> None:
-        assert self._story is not None
-        self._story.phase = phase
-        workflow.set_current_details(self._story.details())
+        assert self._state is not None
+        self._state.phase = phase
+        workflow.set_current_details(self._state.details())
 
 
 def _why_cancelled() -> str:
@@ -241,14 +241,14 @@ def _result(start: EpisodeStart, attempts: int, finalized: Finalized) -> Episode
     )
 
 
-def _publish(story: Story, finalized: Finalized) -> None:
+def _publish(state: AttemptState, finalized: Finalized) -> None:
     """One upsert of search attributes when an attempt has ended."""
     changes: list[SearchAttributeUpdate[Any]] = [
         SearchAttributeKey.for_keyword(attributes.TERMINATION).value_set(finalized.termination_reason),
         SearchAttributeKey.for_keyword(attributes.OUTCOME).value_set("admitted" if finalized.admitted else "masked"),
         SearchAttributeKey.for_bool(attributes.ADMITTED).value_set(finalized.admitted),
-        SearchAttributeKey.for_int(attributes.ATTEMPT).value_set(story.attempt.attempt_index),
-        SearchAttributeKey.for_int(attributes.STEPS).value_set(story.steps),
+        SearchAttributeKey.for_int(attributes.ATTEMPT).value_set(state.attempt.attempt_index),
+        SearchAttributeKey.for_int(attributes.STEPS).value_set(state.steps),
     ]
     if finalized.score is not None:
         changes.append(SearchAttributeKey.for_float(attributes.SCORE).value_set(finalized.score))

@@ -8,8 +8,8 @@ from rollbook.cli.failures import NOT_TRUE, OK
 from rollbook.cli.opening import open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument
 from rollbook.cli.out import clean, print_json, print_table, say, several
+from rollbook.config.settings import Settings
 from rollbook.ledger import AuditReport, Ledger
-from rollbook.settings import Settings
 
 
 def audit(batch: BatchArgument, as_json: AsJson = False) -> None:

@@ -21,11 +21,11 @@ from rollbook.cli.report import print_rollouts, print_scoreboard
 from rollbook.cli.status import print_roll_call
 from rollbook.cli.submit import default_batch_id, launch, load_spec, read_batch_id, tell
 from rollbook.cli.watch import follow
+from rollbook.config.connections import local_stack
+from rollbook.config.settings import PROJECT_ROOT, Settings
 from rollbook.ledger import AuditReport
 from rollbook.osworld.tasksets import read_task_set
 from rollbook.policies.scripted import read_script
-from rollbook.settings import PROJECT_ROOT, Settings
-from rollbook.stack.connections import local_stack
 
 EXAMPLES = PROJECT_ROOT / "examples"
 NAME = "quickstart"

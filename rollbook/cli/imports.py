@@ -12,10 +12,10 @@ from rollbook.cli.opening import open_ledger, settings
 from rollbook.cli.options import AsJson
 from rollbook.cli.out import print_json, say, several
 from rollbook.cli.submit import read_batch_id
+from rollbook.config.connections import temporal_connect_config
+from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError, InvalidInput
 from rollbook.ledger.imports import Source
-from rollbook.settings import Settings
-from rollbook.stack.connections import temporal_connect_config
 
 imports = typer.Typer(no_args_is_help=True, help="Import results that ran elsewhere.")
 

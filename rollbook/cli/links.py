@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from models import attributes
-from rollbook.settings import Settings
-from rollbook.stack.connections import artifact_base_url, temporal_connect_config, temporal_ui_url
+from rollbook.config.connections import artifact_base_url, temporal_connect_config, temporal_ui_url
+from rollbook.config.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from rollbook.cli.aio import finish
 from rollbook.cli.opening import settings
 from rollbook.cli.options import AsJson
 from rollbook.cli.out import print_fields, print_json, print_table, say
+from rollbook.config.connections import ledger_url
 from rollbook.errors import ConfigError
-from rollbook.stack.connections import ledger_url
 
 if TYPE_CHECKING:
     from rollbook.stack.report import StackReport
@@ -142,7 +142,7 @@ def migrate(
 
 def bench(context: typer.Context) -> None:
     """Measure steps, histories, ledger and desktops; arguments are those of `python -m bench`."""
-    from rollbook.settings import PROJECT_ROOT
+    from rollbook.config.settings import PROJECT_ROOT
 
     if not (PROJECT_ROOT / "bench" / "__main__.py").exists():
         raise ConfigError(f"{PROJECT_ROOT / 'bench'} is missing: run this from a checkout")

@@ -9,13 +9,13 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from rollbook.cli.failures import Unreachable
+from rollbook.config.connections import ledger_url, temporal_connect_config
+from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError
 from rollbook.ledger import Ledger
 from rollbook.ledger.queries import Reader
-from rollbook.plugin import RollbookPlugin
 from rollbook.redaction import redact, register_settings
-from rollbook.settings import Settings, load_settings
-from rollbook.stack.connections import ledger_url, temporal_connect_config
+from rollbook.temporal.plugin import RollbookPlugin
 
 CONNECT_S = 15.0
 

@@ -13,7 +13,7 @@ from rollbook.cli.failures import NOT_TRUE, OK, Failed
 from rollbook.cli.opening import connect, settings
 from rollbook.cli.options import AsJson
 from rollbook.cli.out import print_json, say
-from rollbook.janitor import schedule_id
+from rollbook.temporal.schedules import schedule_id
 
 LISTS = {
     "closed": "closed as reconciled, their workflow is gone",

@@ -17,9 +17,9 @@ from rollbook.cli.options import AsJson, BatchArgument, Reason
 from rollbook.cli.out import print_json, say, several
 from rollbook.cli.state import state_of
 from rollbook.cli.watch import follow
+from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
 from rollbook.ledger.queries import BatchRow, Reader
-from rollbook.settings import Settings
 
 TAKEN_UP_S = 60.0
 POLL_S = 0.2

@@ -7,9 +7,9 @@ from models.contract import agent_contract_id
 from models.policy import OpenAIPolicy, ReplayPolicy, ScriptedPolicy
 from rollbook.cli.opening import open_ledger
 from rollbook.cli.out import note
+from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError
 from rollbook.policies.resolve import contract_for, parser_of, resolve_policy
-from rollbook.settings import Settings
 
 
 async def resolve(found: Settings, batch_id: str, spec: BatchSpec) -> dict[str, Any]:
@@ -56,8 +56,8 @@ def _image(found: Settings, spec: BatchSpec) -> str:
 
 
 async def _evaluator_revision() -> str | None:
+    from rollbook.config.osworld import evaluator_settings
     from rollbook.osworld.environment import ensure_environment
-    from rollbook.osworld.settings import evaluator_settings
 
     if not (evaluator_settings().osworld_venv / "bin" / "python").exists():
         return None

@@ -14,10 +14,10 @@ from rollbook.cli.opening import open_ledger, settings
 from rollbook.cli.options import AsJson
 from rollbook.cli.out import duration, print_json, print_table, say
 from rollbook.cli.state import age_s
+from rollbook.config.settings import Settings
 from rollbook.ledger import Ledger
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxProvider
 from rollbook.sandboxes.removal import remove_sandbox
-from rollbook.settings import Settings
 
 sandboxes = typer.Typer(no_args_is_help=True, help="List and reap desktops of this deployment.")
 
@@ -96,7 +96,7 @@ async def _remove(ledger: Ledger, provider: SandboxProvider, desktop: Desktop) -
 @asynccontextmanager
 async def open_providers(found: Settings) -> AsyncIterator[dict[str, SandboxProvider]]:
     """Where this deployment's desktops can be."""
-    from rollbook.sandboxes.docker import DockerProvider  # slow to import
+    from rollbook.sandboxes.docker.provider import DockerProvider  # slow to import
 
     providers: dict[str, SandboxProvider] = {
         "docker": DockerProvider(found.deployment_id, max_desktops=found.max_desktops)

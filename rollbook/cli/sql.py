@@ -19,8 +19,8 @@ from rollbook.cli.aio import finish
 from rollbook.cli.opening import settings
 from rollbook.cli.options import AsJson
 from rollbook.cli.out import note, print_json, print_table
+from rollbook.config.connections import ledger_url
 from rollbook.errors import ConfigError, InvalidInput
-from rollbook.stack.connections import ledger_url
 
 READER = "rollbook_reader"
 """The role that reads the views, and nothing else."""

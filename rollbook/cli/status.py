@@ -13,9 +13,9 @@ from rollbook.cli.opening import connect, open_reader, settings
 from rollbook.cli.options import AsJson
 from rollbook.cli.out import duration, note, print_fields, print_json, print_table, say
 from rollbook.cli.state import advice, age_s, control_of, eta_s, state_of
+from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError
 from rollbook.ledger.queries import BatchRow, Reader
-from rollbook.settings import Settings
 
 COUNTS = ("planned", "waiting", "running", "admitted", "masked")
 

@@ -30,10 +30,10 @@ from rollbook.cli.out import note, print_json, say, several
 from rollbook.cli.resolve import resolve
 from rollbook.cli.state import rerun_masked
 from rollbook.cli.watch import follow
+from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
 from rollbook.ledger.queries import Reader
-from rollbook.settings import Settings
 
 REGISTRATION_S = 60.0
 """How long `submit` waits for a worker to register the batch."""

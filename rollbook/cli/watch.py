@@ -19,8 +19,8 @@ from rollbook.cli.opening import connect, open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument
 from rollbook.cli.out import console, duration, is_terminal, note, print_json, say
 from rollbook.cli.state import advice, eta_s, state_of
+from rollbook.config.settings import Settings
 from rollbook.ledger.queries import BatchRow, Reader
-from rollbook.settings import Settings
 
 POLL_S = 0.5
 BAR = 40

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from models.episode import Desk
+from models.episode import DesktopRef
 from models.outcome import Infra, TerminalAction
 from rollbook.desktop.client import GuestClient
 from rollbook.desktop.driver import Files, Job, Keep, Note, Scored
@@ -37,10 +37,12 @@ CLIENT_PASSWORD = "password"
 class HttpDriver:
     """One desktop of any provider that gives endpoints."""
 
-    def __init__(self, provider: SandboxProvider, desk: Desk, guest: Endpoint, env: EvaluatorEnv | None) -> None:
+    def __init__(
+        self, provider: SandboxProvider, desktop: DesktopRef, guest: Endpoint, env: EvaluatorEnv | None
+    ) -> None:
         self._provider = provider
-        self._desk = desk
-        self._client = GuestClient(guest, nonce=desk.nonce)
+        self._desk = desktop
+        self._client = GuestClient(guest, nonce=desktop.nonce)
         self._env = env
 
     async def prepare(self, job: Job, note: Note, keep: Keep) -> Files:

@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, Select, func, select, true
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from models.episode import AttemptRef, Desk
+from models.episode import AttemptRef, DesktopRef
 from rollbook.errors import SandboxLost
 from rollbook.ledger import tables
 from rollbook.ledger.fence import fence
@@ -45,7 +45,9 @@ async def sandbox_intent(
     await _update(conn, attempt, {"lease_until": _until(lease_s)})
 
 
-async def sandbox_started(conn: AsyncConnection, attempt: AttemptRef, run_id: str, desk: Desk, lease_s: float) -> None:
+async def sandbox_started(
+    conn: AsyncConnection, attempt: AttemptRef, run_id: str, desktop: DesktopRef, lease_s: float
+) -> None:
     """The desktop of an attempt is ready. Raises SandboxLost when the attempt had another one, or has none any more."""
     await fence(conn, attempt, run_id)
     lease = tables.sandbox
@@ -54,15 +56,15 @@ async def sandbox_started(conn: AsyncConnection, attempt: AttemptRef, run_id: st
         attempt,
         {
             "state": "running",
-            "sandbox_id": desk.sandbox_id,
-            "nonce": desk.nonce,
-            "isolation": func.coalesce(lease.c.isolation, desk.isolation),
-            "view_url": desk.view_url,
+            "sandbox_id": desktop.sandbox_id,
+            "nonce": desktop.nonce,
+            "isolation": func.coalesce(lease.c.isolation, desktop.isolation),
+            "view_url": desktop.view_url,
             "started_at": func.coalesce(lease.c.started_at, func.now()),
             "lease_until": _until(lease_s),
         },
-        func.coalesce(lease.c.sandbox_id, desk.sandbox_id) == desk.sandbox_id,
-        func.coalesce(lease.c.nonce, desk.nonce) == desk.nonce,
+        func.coalesce(lease.c.sandbox_id, desktop.sandbox_id) == desktop.sandbox_id,
+        func.coalesce(lease.c.nonce, desktop.nonce) == desktop.nonce,
     )
 
 

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rollbook.config.osworld import PROJECT_ROOT, evaluator_settings
 from rollbook.errors import ConfigError
-from rollbook.osworld.settings import PROJECT_ROOT, evaluator_settings
 
 RUNNER_VERSION = "1"
 """Raise it when a change of `rollbook/osworld/inside` may change a score."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from rollbook.config.osworld import evaluator_settings
 from rollbook.errors import ConfigError
 from rollbook.osworld.environment import EvaluatorEnv
-from rollbook.osworld.settings import evaluator_settings
 
 INSIDE = Path(__file__).parent / "inside"
 NOBODY = 65534

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rollbook.sandboxes.forwarder_log import ANSWERED, Exchange, ExchangeLog, Outcome
+from rollbook.sandboxes.forwarder.log import ANSWERED, Exchange, ExchangeLog, Outcome
 
 Phase = Literal["prepare", "postconfig", "evaluate"]
 Status = Literal["ok", "failed", "timeout"]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollbook.config.osworld import evaluator_settings
 from rollbook.errors import InvalidInput, SandboxLost
 from rollbook.osworld.downloads import missing_downloads
 from rollbook.osworld.environment import EvaluatorEnv
@@ -22,9 +23,8 @@ from rollbook.osworld.isolation import Box, Cage, choose_cage
 from rollbook.osworld.logs import redact, tidy_log
 from rollbook.osworld.process import KillableProcess
 from rollbook.osworld.results import GUEST_PORT, ChildRun, GuestCheck, Phase, PhaseResult, judge
-from rollbook.osworld.settings import evaluator_settings
 from rollbook.osworld.untrusted import read_regular
-from rollbook.sandboxes.forwarder import EndpointLike, Exchange, ExchangeLog, Forwarder, Outcome
+from rollbook.sandboxes.forwarder.server import EndpointLike, Exchange, ExchangeLog, Forwarder, Outcome
 from rollbook.sandboxes.nonce import read_nonce
 
 __all__ = ["PhaseResult", "cache_dir", "run_phase"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from rollbook.sandboxes.forwarder_routes import EndpointLike
+from rollbook.sandboxes.forwarder.routes import EndpointLike
 
 
 def guest_http(

@@ -18,9 +18,9 @@ import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound
 
+from rollbook.config.settings import PROJECT_ROOT, get_settings
 from rollbook.errors import ConfigError, InvalidInput, RollbookError
 from rollbook.sandboxes import image_build
-from rollbook.settings import PROJECT_ROOT, get_settings
 
 REPOSITORY = "rollbook/desktop"
 BASES = ("auto", "pull", "debootstrap")

@@ -11,8 +11,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollbook.config.settings import load_settings
 from rollbook.errors import ConfigError
-from rollbook.settings import load_settings
 
 PUBLIC_MIRROR = "http://deb.debian.org/debian"
 PUBLIC_SECURITY = "http://deb.debian.org/debian-security"

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from rollbook.errors import SandboxLost
-from rollbook.sandboxes.forwarder_routes import EndpointLike
+from rollbook.sandboxes.forwarder.routes import EndpointLike
 from rollbook.sandboxes.guest_http import ask_guest, guest_http, parse_guest_json
 
 _BOOT_IDENTITY = (

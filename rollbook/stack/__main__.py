@@ -5,8 +5,8 @@ import asyncio
 import os
 import sys
 
+from rollbook.config.settings import load_settings
 from rollbook.errors import RollbookError
-from rollbook.settings import load_settings
 from rollbook.stack.docker_engine import ensure_engine
 from rollbook.stack.doctor import doctor, print_checks
 from rollbook.stack.lifecycle import down, up

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from rollbook.settings import PROJECT_ROOT
+from rollbook.config.settings import PROJECT_ROOT
 from rollbook.stack.children import Child, Command
 from rollbook.stack.ports import HOST, listens
 

@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from rollbook.settings import Settings
-from rollbook.settings_names import unknown_names
+from rollbook.config.settings import Settings
+from rollbook.config.unknown_names import unknown_names
 from rollbook.stack import facts
 from rollbook.stack.ports import PREFERRED, holder, is_free
 from rollbook.stack.postgres import binaries

@@ -8,7 +8,7 @@ import docker
 from docker.errors import APIError, DockerException, NotFound
 from docker.models.containers import Container
 
-from rollbook.sandboxes.docker_engine import remove_networks
+from rollbook.sandboxes.docker.engine import remove_networks
 
 T = TypeVar("T")
 

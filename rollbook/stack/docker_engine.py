@@ -17,7 +17,7 @@ import docker
 from docker.errors import DockerException
 from pydantic import ValidationError
 
-from rollbook.settings import Settings
+from rollbook.config.settings import Settings
 from rollbook.stack.children import StackError
 from rollbook.stack.processes import ProcessRef, stop_process
 from rollbook.stack.state import StateDir

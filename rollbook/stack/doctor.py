@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from docker.errors import DockerException
 
+from rollbook.config.settings import Settings
 from rollbook.errors import RollbookError
-from rollbook.settings import Settings
 from rollbook.stack import checks, checks_docker
 from rollbook.stack.checks import Check
 

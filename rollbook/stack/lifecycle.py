@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from docker.errors import DockerException
 
-from rollbook.settings import Settings
-from rollbook.settings_names import unknown_names
+from rollbook.config.settings import Settings
+from rollbook.config.unknown_names import unknown_names
 from rollbook.stack.children import StackError
 from rollbook.stack.containers import remove_deployment
 from rollbook.stack.docker_engine import ensure_engine, stop_engine

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
-from rollbook.settings import Settings
 from rollbook.stack.containers import count_desktops
 from rollbook.stack.state import ChildState, StackState, StateDir
 

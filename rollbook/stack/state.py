@@ -1,6 +1,6 @@
 """What the stack knows about itself: `stack.json` in the state directory, written by the supervisor.
 
-Other processes read it to find addresses (`rollbook.stack.connections`), processes (`ps`) and what to clean up
+Other processes read it to find addresses (`rollbook.config.connections`), processes (`ps`) and what to clean up
 (`down`). It is readable by its owner only.
 """
 
@@ -15,8 +15,8 @@ from typing import Literal, TextIO
 
 from pydantic import BaseModel, Field, ValidationError
 
+from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError
-from rollbook.settings import Settings
 from rollbook.stack.processes import ProcessRef
 
 ChildPhase = Literal["starting", "ready", "restarting", "stopped"]

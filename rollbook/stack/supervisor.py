@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import RollbookError
-from rollbook.settings import Settings, load_settings
 from rollbook.stack.artifacts import ArtifactServer
 from rollbook.stack.children import TOKEN_VARIABLE, Child, StackError
 from rollbook.stack.keeper import Keeper

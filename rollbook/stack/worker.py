@@ -11,7 +11,7 @@ from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from rollbook.settings import PROJECT_ROOT
+from rollbook.config.settings import PROJECT_ROOT
 from rollbook.stack.children import Child, Command
 
 WORKER_PROGRAM = PROJECT_ROOT / "worker_main.py"

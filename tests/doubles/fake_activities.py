@@ -29,8 +29,8 @@ from models.episode import (
     ClaimRequest,
     DecideRequest,
     Decision,
-    Desk,
-    DeskCall,
+    DesktopRef,
+    DesktopRequest,
     EpisodePlan,
     Evaluated,
     EvaluateRequest,
@@ -117,13 +117,13 @@ class FakeActivities:
         return Claimed(status="claimed", attempt_index=n, run_id=activity.info().workflow_run_id or "", plan=self.plan)
 
     @activity.defn(name=names.START_SANDBOX)
-    async def start_sandbox(self, attempt: AttemptRef) -> Desk:
-        desk: Desk = await self._do(names.START_SANDBOX, attempt, lambda: self.desk(attempt))
-        return desk
+    async def start_sandbox(self, attempt: AttemptRef) -> DesktopRef:
+        desktop: DesktopRef = await self._do(names.START_SANDBOX, attempt, lambda: self.desktop(attempt))
+        return desktop
 
-    def desk(self, attempt: AttemptRef) -> Desk:
+    def desktop(self, attempt: AttemptRef) -> DesktopRef:
         """A desktop for an attempt."""
-        return Desk(provider="fake", sandbox_id="s", sandbox_key=f"k{attempt.attempt_index}", nonce="n")
+        return DesktopRef(provider="fake", sandbox_id="s", sandbox_key=f"k{attempt.attempt_index}", nonce="n")
 
     @activity.defn(name=names.STOP_SANDBOX)
     async def stop_sandbox(self, attempt: AttemptRef) -> None:
@@ -134,11 +134,11 @@ class FakeActivities:
         await self._do(names.RENEW_LEASE, attempt, lambda: None)
 
     @activity.defn(name=names.PREPARE_TASK)
-    async def prepare_task(self, call: DeskCall) -> None:
+    async def prepare_task(self, call: DesktopRequest) -> None:
         await self._do(names.PREPARE_TASK, call, lambda: None)
 
     @activity.defn(name=names.OBSERVE)
-    async def observe(self, call: DeskCall) -> Observation:
+    async def observe(self, call: DesktopRequest) -> Observation:
         seen: Observation = await self._do(names.OBSERVE, call, self.seen)
         return seen
 
@@ -163,7 +163,7 @@ class FakeActivities:
         return Acted(observation=self.seen())
 
     @activity.defn(name=names.RUN_POSTCONFIG)
-    async def run_postconfig(self, call: DeskCall) -> None:
+    async def run_postconfig(self, call: DesktopRequest) -> None:
         await self._do(names.RUN_POSTCONFIG, call, lambda: None)
 
     @activity.defn(name=names.EVALUATE)

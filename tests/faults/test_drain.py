@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from rollbook.settings import Settings
+from rollbook.config.settings import Settings
 from tests.faults.waiting import until
 from tests.system import System, WorkerProcess, null_spec, running_system, small_tasks, system_settings
 

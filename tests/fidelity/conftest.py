@@ -8,8 +8,8 @@ from typing import Any
 import docker
 import pytest
 
+from rollbook.config.settings import PROJECT_ROOT, get_settings
 from rollbook.sandboxes.image import ensure_image
-from rollbook.settings import PROJECT_ROOT, get_settings
 from tests.stackkit import remove_deployment
 from tests.system import System, running_system, system_settings
 

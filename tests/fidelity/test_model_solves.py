@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from rollbook.config.settings import PROJECT_ROOT
 from rollbook.evidence.verify import verify
 from rollbook.export.training import export_training
-from rollbook.settings import PROJECT_ROOT
 from tests.doubles.model_server import Call, Reply
 from tests.fidelity.conftest import EXAMPLES, example
 from tests.modelkit import Scenario, code, model_policy, model_system, recorded

@@ -16,7 +16,7 @@ from temporalio.worker import Replayer
 
 from models import names
 from models.batch import BatchResult, Control
-from rollbook.plugin import RollbookPlugin
+from rollbook.temporal.plugin import RollbookPlugin
 from tests.doubles.fake_activities import FakeActivities, fake_worker
 from workflows.batch import BenchmarkBatch
 

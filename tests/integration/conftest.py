@@ -3,8 +3,8 @@
 import docker
 import pytest
 
+from rollbook.config.settings import get_settings
 from rollbook.sandboxes.image import ensure_image
-from rollbook.settings import get_settings
 
 
 @pytest.fixture(scope="session")

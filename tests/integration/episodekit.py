@@ -17,7 +17,7 @@ from temporalio.worker import Replayer
 
 from models import names
 from models.episode import Acted, Decision, EpisodeResult, EpisodeStart
-from rollbook.plugin import RollbookPlugin
+from rollbook.temporal.plugin import RollbookPlugin
 from tests.doubles.fake_activities import FakeActivities, fake_worker
 from tests.workflowkit import time_skipping
 from workflows.episode import Episode

@@ -18,8 +18,8 @@ from temporalio.worker import Worker
 
 from activities.sandbox import SandboxActivities
 from models.episode import AttemptRef
-from rollbook.sandboxes.docker import DockerProvider
-from rollbook.services import Services
+from rollbook.sandboxes.docker.provider import DockerProvider
+from rollbook.worker.services import Services
 from tests.system import System, running_system, small_tasks, system_settings
 from worker_main import make_worker, queues
 

@@ -14,8 +14,8 @@ import pytest
 
 from rollbook.desktop.client import GuestClient
 from rollbook.errors import CapacityBusy, InvalidInput, ProviderUnavailable, SandboxLost, SandboxStartFailed
-from rollbook.sandboxes.docker import DockerProvider
-from rollbook.sandboxes.docker_spec import container_arguments, container_name
+from rollbook.sandboxes.docker.provider import DockerProvider
+from rollbook.sandboxes.docker.spec import container_arguments, container_name
 from rollbook.sandboxes.provider import GUEST_PORT, LABEL_DEPLOYMENT, LABEL_KEY, SandboxSpec, SandboxStatus
 from tests.stackkit import containers_of
 
@@ -259,7 +259,7 @@ async def test_a_host_without_room_for_a_network_says_so(
         def refuse(*_: Any, words: str = words) -> str:
             raise docker.errors.APIError("500 Server Error", explanation=words)
 
-        monkeypatch.setattr("rollbook.sandboxes.docker_engine._network", refuse)
+        monkeypatch.setattr("rollbook.sandboxes.docker.engine._network", refuse)
         with pytest.raises(SandboxStartFailed, match="docker network prune"):
             await provider._engine.network(provider.deployment, "none")
 
@@ -494,7 +494,7 @@ async def test_a_ticket_of_a_dead_worker_holds_no_place_for_ever(
     small = DockerProvider(deployment_id, max_desktops=1, quiet_s=0.1)
     with pytest.raises(CapacityBusy):
         await small.create(spec())
-    monkeypatch.setattr("rollbook.sandboxes.docker_capacity.STALE_TICKET", timedelta(0))
+    monkeypatch.setattr("rollbook.sandboxes.docker.capacity.STALE_TICKET", timedelta(0))
     handle = await small.create(spec())
     assert await small.status(handle.sandbox_id) is SandboxStatus.RUNNING
     await small.close()

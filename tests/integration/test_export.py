@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import text
 from temporalio.client import WorkflowFailureError
 
+from rollbook.config.settings import PROJECT_ROOT
 from rollbook.errors import InvalidInput
 from rollbook.evidence.exact import exact_envelope
 from rollbook.evidence.load import load_calls
@@ -22,7 +23,6 @@ from rollbook.evidence.trajectory import semantic_trajectory
 from rollbook.evidence.verify import verify
 from rollbook.export.gym import export_gym
 from rollbook.export.training import export_training
-from rollbook.settings import PROJECT_ROOT
 from tests.doubles.model_server import Call, Reply
 from tests.modelkit import DONE, Scenario, code, model_spec, model_system, recorded
 from tests.system import System, WorkerProcess, small_tasks

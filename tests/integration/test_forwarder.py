@@ -15,7 +15,7 @@ from aiohttp import web
 from yarl import URL
 
 from rollbook.errors import SandboxLost
-from rollbook.sandboxes.forwarder import Exchange, Forwarder, Outcome
+from rollbook.sandboxes.forwarder.server import Exchange, Forwarder, Outcome
 from rollbook.sandboxes.nonce import read_nonce
 from rollbook.sandboxes.provider import Endpoint
 from tests.doubles.http_guest import HttpGuest, command, echo_socket, half, reset, silence, status

@@ -10,7 +10,7 @@ from typing import Any
 import docker
 import pytest
 
-from models.episode import Desk
+from models.episode import DesktopRef
 from models.evidence import ArtifactRef
 from rollbook.desktop.client import GuestClient
 from rollbook.desktop.driver import Files, Job
@@ -24,7 +24,7 @@ from rollbook.errors import (
     SetupInterrupted,
 )
 from rollbook.osworld.environment import ensure_environment
-from rollbook.sandboxes.docker import DockerProvider
+from rollbook.sandboxes.docker.provider import DockerProvider
 from rollbook.sandboxes.nonce import read_nonce
 from rollbook.sandboxes.provider import GUEST_PORT, Endpoint, SandboxSpec
 
@@ -104,10 +104,10 @@ async def bench(
     )
     handle = await provider.create(spec)
     guest = await provider.endpoint(handle.sandbox_id, GUEST_PORT)
-    desk = Desk(
+    desktop = DesktopRef(
         provider="docker", sandbox_id=handle.sandbox_id, sandbox_key=spec.key, nonce=await read_nonce(guest, 10.0)
     )
-    driver = HttpDriver(provider, desk, guest, await ensure_environment(log=lambda line: None))
+    driver = HttpDriver(provider, desktop, guest, await ensure_environment(log=lambda line: None))
     yield Bench(driver, guest, tmp_path, {})
     await driver.close()
     await provider.stop(handle.sandbox_id)

@@ -14,7 +14,7 @@ from models import names
 from models.batch import RegisterBatch, Resolved, read_spec
 from models.episode import EpisodeStart
 from models.reconcile import Reconciled, ReconcileRequest
-from rollbook.janitor import ensure_janitor, schedule_id
+from rollbook.temporal.schedules import ensure_janitor, schedule_id
 from tests.faults.waiting import until
 from tests.system import System, null_spec, running_system, small_tasks, system_settings
 

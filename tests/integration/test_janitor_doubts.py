@@ -12,12 +12,12 @@ from temporalio.service import RPCStatusCode
 from activities.janitor import Run
 from activities.support import PAYLOAD_LIMIT_BYTES
 from models.batch import Control
-from models.episode import Desk
+from models.episode import DesktopRef
 from models.reconcile import Reconciled, ReconcileRequest
 from rollbook.artifacts import ArtifactStore
 from rollbook.errors import Fenced
 from rollbook.ledger import Ledger, migrate
-from rollbook.services import Services
+from rollbook.worker.services import Services
 from tests.doubles.unsure_services import RUNNING, TERMINATED, UnsureProvider, UnsureTemporal, rpc_error
 from tests.integration.ledgerkit import DEPLOYMENT, Kit, make_tasks, ref, rows
 from tests.system import system_settings
@@ -46,13 +46,13 @@ class House:
     async def state(self, key: str) -> str:
         return str((await self.kit.row(key))["state"])
 
-    async def desktop(self, key: str, attempt: int = 1, run_id: str = "run-1", sandbox_key: str = "desk") -> str:
+    async def desktop(self, key: str, attempt: int = 1, run_id: str = "run-1", sandbox_key: str = "desktop") -> str:
         """Give an open attempt a running desktop; its key."""
         lease = {"deployment_id": DEPLOYMENT, "provider": "null", "lease_s": 60.0}
         ledger = self.kit.ledger
         await ledger.sandbox_intent(ref(key, attempt), run_id, sandbox_key=sandbox_key, **lease)  # type: ignore[arg-type]
-        desk = Desk(provider="null", sandbox_id=f"id-{sandbox_key}", sandbox_key=sandbox_key, nonce="n")
-        await ledger.sandbox_started(ref(key, attempt), run_id, desk, lease_s=60.0)
+        desktop = DesktopRef(provider="null", sandbox_id=f"id-{sandbox_key}", sandbox_key=sandbox_key, nonce="n")
+        await ledger.sandbox_started(ref(key, attempt), run_id, desktop, lease_s=60.0)
         self.provider.keys.append(sandbox_key)
         return sandbox_key
 
@@ -135,13 +135,13 @@ async def test_an_empty_listing_proves_nothing(house: House) -> None:
     """Neither a row nor a desktop is given up because a list leaves it out: what counts is asked for by name."""
     key = (await house.kit.keys())[0]
     await house.kit.claim(key)
-    desk = await house.desktop(key)
+    desktop = await house.desktop(key)
     house.temporal.known[key] = RUNNING
     house.provider.keys = []
     for _ in range(3):
         found = await house.look()
         assert (found.closed, found.reaped, found.strangers, found.doubts) == ([], [], 0, [])
-    assert (await house.state(key), await house.live()) == ("running", [desk])
+    assert (await house.state(key), await house.live()) == ("running", [desktop])
 
 
 async def test_the_run_that_was_listed_is_cancelled_and_no_other(house: House) -> None:
@@ -211,18 +211,18 @@ async def test_desktops_whose_provider_is_away(house: House) -> None:
     other = house.services.providers["other"] = UnsureProvider("other")  # type: ignore[index]
     other.keys = ["nobody-knows"]
     await house.kit.claim(keys[0])
-    desk = await house.desktop(keys[0])
+    desktop = await house.desktop(keys[0])
     await house.kit.end(keys[0], 1, "run-1", infrastructure_failure_reason="sandbox_lost")
     house.provider.is_away = True
     house.temporal.known[keys[0]] = RUNNING
     for number in range(3):
         found = await house.look()
         assert (found.reaped, found.strangers) == ([], 1)
-        wanted = ["desktops of null"] if number == 0 else [f"desktop {desk}", "desktops of null"]
+        wanted = ["desktops of null"] if number == 0 else [f"desktop {desktop}", "desktops of null"]
         assert [doubt.split(":")[0] for doubt in found.doubts] == wanted
-    assert await house.live() == [desk]
+    assert await house.live() == [desktop]
     house.provider.is_away = False
-    assert (await house.look()).reaped == [desk]
+    assert (await house.look()).reaped == [desktop]
     assert await house.live() == []
     assert other.stopped == [], "a stranger is counted, never touched"
 
@@ -230,12 +230,12 @@ async def test_desktops_whose_provider_is_away(house: House) -> None:
 async def test_a_desktop_that_comes_after_its_stop(house: House) -> None:
     key = (await house.kit.keys())[0]
     await house.kit.claim(key)
-    desk = await house.desktop(key)
-    await house.kit.ledger.sandbox_stopped(desk, reason="the episode's end")
+    desktop = await house.desktop(key)
+    await house.kit.ledger.sandbox_stopped(desktop, reason="the episode's end")
     house.temporal.known[key] = RUNNING
     found = await house.look()
-    assert (found.reaped, found.strangers, house.provider.keys) == ([desk], 0, [])
-    assert desk in house.provider.stopped
+    assert (found.reaped, found.strangers, house.provider.keys) == ([desktop], 0, [])
+    assert desktop in house.provider.stopped
     assert (await house.look()).reaped == []
 
 

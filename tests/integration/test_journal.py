@@ -14,7 +14,7 @@ from rollbook.desktop.journal import ActionResult, Patience, perform, read_journ
 from rollbook.desktop.observe import observe
 from rollbook.desktop.runtimes import CANONICAL, EXACT_INPUT, ActionRuntime, probe_runtime
 from rollbook.errors import SandboxLost
-from rollbook.sandboxes.docker import DockerProvider
+from rollbook.sandboxes.docker.provider import DockerProvider
 from rollbook.sandboxes.nonce import read_nonce
 from rollbook.sandboxes.provider import GUEST_PORT, Endpoint, SandboxSpec
 
@@ -24,7 +24,7 @@ MANY = "".join(chr(0x4E00 + number) for number in range(120))
 
 
 @dataclass
-class Desk:
+class DesktopRef:
     """A desktop as one test sees it: op ids and traces of its own."""
 
     container_id: str
@@ -74,13 +74,13 @@ class Desk:
 
 
 @asynccontextmanager
-async def new_desk(deployment_id: str, image: str, rollout: str) -> AsyncIterator[Desk]:
+async def new_desk(deployment_id: str, image: str, rollout: str) -> AsyncIterator[DesktopRef]:
     provider = DockerProvider(deployment_id, max_desktops=8, quiet_s=0.0)
     spec = SandboxSpec(deployment=deployment_id, rollout=rollout, attempt=1, image=image)
     handle = await provider.create(spec)
     endpoint = await provider.endpoint(handle.sandbox_id, GUEST_PORT)
     async with GuestClient(endpoint) as client:
-        yield Desk(handle.sandbox_id, endpoint, client)
+        yield DesktopRef(handle.sandbox_id, endpoint, client)
     await provider.stop_key(spec.key)
     await provider.remove_networks()
     await provider.close()
@@ -89,22 +89,24 @@ async def new_desk(deployment_id: str, image: str, rollout: str) -> AsyncIterato
 @pytest.fixture(scope="module")
 async def shared_desk(
     docker_client: docker.DockerClient, deployment_id: str, desktop_image: str
-) -> AsyncIterator[Desk]:
+) -> AsyncIterator[DesktopRef]:
     """One desktop for the tests that leave it usable."""
-    async with new_desk(deployment_id, desktop_image, "journal-shared") as desk:
-        yield desk
+    async with new_desk(deployment_id, desktop_image, "journal-shared") as desktop:
+        yield desktop
 
 
 @pytest.fixture
-def desk(shared_desk: Desk) -> Desk:
+def desktop(shared_desk: DesktopRef) -> DesktopRef:
     return replace(shared_desk, name=uuid.uuid4().hex[:8])
 
 
 @pytest.fixture
-async def own_desk(docker_client: docker.DockerClient, deployment_id: str, desktop_image: str) -> AsyncIterator[Desk]:
+async def own_desk(
+    docker_client: docker.DockerClient, deployment_id: str, desktop_image: str
+) -> AsyncIterator[DesktopRef]:
     """A desktop that the test may destroy."""
-    async with new_desk(deployment_id, desktop_image, "journal-own") as desk:
-        yield desk
+    async with new_desk(deployment_id, desktop_image, "journal-own") as desktop:
+        yield desktop
 
 
 @dataclass
@@ -149,70 +151,72 @@ class LossyProxy:
             writer.write(data)
 
 
-async def test_an_action_moves_the_real_mouse_once(desk: Desk) -> None:
-    await desk.act("start", "pyautogui.moveTo(100, 100)")
+async def test_an_action_moves_the_real_mouse_once(desktop: DesktopRef) -> None:
+    await desktop.act("start", "pyautogui.moveTo(100, 100)")
     move = "pyautogui.moveRel(50, 30)"
-    first = await desk.act("a1-s001-0", move)
-    again = await desk.act("a1-s001-0", move)
+    first = await desktop.act("a1-s001-0", move)
+    again = await desktop.act("a1-s001-0", move)
     assert (first.status, first.repeated, again.status, again.repeated) == ("ok", False, "ok", True)
-    where = (await desk.client.execute(["python", "-c", "import pyautogui; print(*pyautogui.position())"])).output
+    where = (await desktop.client.execute(["python", "-c", "import pyautogui; print(*pyautogui.position())"])).output
     assert where.split()[-2:] == ["150", "130"]
 
 
-async def test_lost_replies_on_a_real_connection(desk: Desk) -> None:
-    proxy = LossyProxy(desk.endpoint.url)
+async def test_lost_replies_on_a_real_connection(desktop: DesktopRef) -> None:
+    proxy = LossyProxy(desktop.endpoint.url)
     async with GuestClient(await proxy.start()) as client:
         for number in range(3):
             proxy.losses = number + 1
             result = await perform(
-                client, op_id=desk.op(f"op-{number}"), action=desk.mark, runtime=CANONICAL, timeout_s=60.0
+                client, op_id=desktop.op(f"op-{number}"), action=desktop.mark, runtime=CANONICAL, timeout_s=60.0
             )
             assert result.status == "ok"
     await proxy.stop()
-    assert await desk.marks() == 3
-    journal = {entry.op_id: entry.executions for entry in await read_journal(desk.client)}
-    assert [journal[desk.op(f"op-{number}")] for number in range(3)] == [1, 1, 1]
+    assert await desktop.marks() == 3
+    journal = {entry.op_id: entry.executions for entry in await read_journal(desktop.client)}
+    assert [journal[desktop.op(f"op-{number}")] for number in range(3)] == [1, 1, 1]
 
 
-async def test_concurrent_deliveries_to_a_real_guest(desk: Desk) -> None:
-    action = f"time.sleep(1); {desk.mark}"
-    results = await asyncio.gather(*(desk.act("op", action) for _ in range(4)))
-    assert await desk.marks() == 1
+async def test_concurrent_deliveries_to_a_real_guest(desktop: DesktopRef) -> None:
+    action = f"time.sleep(1); {desktop.mark}"
+    results = await asyncio.gather(*(desktop.act("op", action) for _ in range(4)))
+    assert await desktop.marks() == 1
     assert [result.status for result in results] == ["ok"] * 4
     assert sum(not result.repeated for result in results) == 1
 
 
-async def test_a_killed_action_stays_in_doubt(desk: Desk) -> None:
-    action = f"{desk.mark}; time.sleep(50)"
-    waiting = asyncio.create_task(desk.act("op", action))
-    await desk.until(f"grep -q acted {desk.marks_file}")
-    await desk.shell("pkill -9 -f 'rollbook-[j]ournal'")
+async def test_a_killed_action_stays_in_doubt(desktop: DesktopRef) -> None:
+    action = f"{desktop.mark}; time.sleep(50)"
+    waiting = asyncio.create_task(desktop.act("op", action))
+    await desktop.until(f"grep -q acted {desktop.marks_file}")
+    await desktop.shell("pkill -9 -f 'rollbook-[j]ournal'")
     assert (await waiting).status == "in_doubt"
-    assert (await desk.act("op", action)).status == "in_doubt"
-    assert await desk.marks() == 1
+    assert (await desktop.act("op", action)).status == "in_doubt"
+    assert await desktop.marks() == 1
 
 
-async def test_an_action_longer_than_its_time(desk: Desk) -> None:
-    action = f"{desk.mark}; time.sleep(50); {desk.mark}"
-    result = await desk.act("op", action, timeout_s=1.0)
+async def test_an_action_longer_than_its_time(desktop: DesktopRef) -> None:
+    action = f"{desktop.mark}; time.sleep(50); {desktop.mark}"
+    result = await desktop.act("op", action, timeout_s=1.0)
     assert result.status == "timeout"
-    assert "sleep" not in await desk.shell("ps -C python,python3 -o args= | grep 'rollbook-[j]ournal' || true")
-    assert await desk.marks() == 1
+    assert "sleep" not in await desktop.shell("ps -C python,python3 -o args= | grep 'rollbook-[j]ournal' || true")
+    assert await desktop.marks() == 1
 
 
 async def test_a_dead_desktop_is_lost_and_a_restarted_one_is_another(
-    own_desk: Desk, docker_client: docker.DockerClient
+    own_desk: DesktopRef, docker_client: docker.DockerClient
 ) -> None:
-    desk = own_desk
-    nonce = await read_nonce(desk.endpoint, 10.0)
-    await desk.client.check_nonce(nonce)
-    container = docker_client.containers.get(desk.container_id)
+    desktop = own_desk
+    nonce = await read_nonce(desktop.endpoint, 10.0)
+    await desktop.client.check_nonce(nonce)
+    container = docker_client.containers.get(desktop.container_id)
     container.kill()
     patience = Patience(silence_s=(0.1, 0.1))
     with pytest.raises(SandboxLost):
-        await perform(desk.client, op_id="op", action=desk.mark, runtime=CANONICAL, timeout_s=10.0, patience=patience)
+        await perform(
+            desktop.client, op_id="op", action=desktop.mark, runtime=CANONICAL, timeout_s=10.0, patience=patience
+        )
     with pytest.raises(SandboxLost):
-        await observe(desk.client)
+        await observe(desktop.client)
     container.start()
     container.reload()
     port = container.attrs["NetworkSettings"]["Ports"]["5000/tcp"][0]["HostPort"]
@@ -227,52 +231,52 @@ async def test_a_dead_desktop_is_lost_and_a_restarted_one_is_another(
             await client.check_nonce(nonce)
     async with GuestClient(Endpoint(f"http://127.0.0.1:{port}"), nonce=nonce) as client:
         with pytest.raises(GuestReplaced):
-            await perform(client, op_id="other", action=desk.mark, runtime=CANONICAL, timeout_s=10.0)
+            await perform(client, op_id="other", action=desktop.mark, runtime=CANONICAL, timeout_s=10.0)
         with pytest.raises(GuestReplaced):
             await observe(client)
         assert "other" not in {entry.op_id for entry in await read_journal(client)}, "nothing was sent"
 
 
-async def test_both_runtimes_find_what_they_need(desk: Desk) -> None:
-    assert await probe_runtime(desk.client, CANONICAL) == []
-    assert await probe_runtime(desk.client, EXACT_INPUT) == []
-    assert await probe_runtime(desk.client, ActionRuntime("canonical", "python9")) != []
+async def test_both_runtimes_find_what_they_need(desktop: DesktopRef) -> None:
+    assert await probe_runtime(desktop.client, CANONICAL) == []
+    assert await probe_runtime(desktop.client, EXACT_INPUT) == []
+    assert await probe_runtime(desktop.client, ActionRuntime("canonical", "python9")) != []
 
 
-async def test_what_the_runtimes_type_into_a_terminal(desk: Desk) -> None:
-    await desk.terminal()
-    await desk.act("cat", "pyautogui.typewrite('cat > /tmp/typed\\n'); time.sleep(0.5)")
-    await desk.act("exact", f"pyautogui.write({TEXT!r}); pyautogui.press('enter')", EXACT_INPUT)
-    await desk.act("many", f"pyautogui.typewrite({MANY!r} + chr(10))", EXACT_INPUT)
-    await desk.act("press", "pyautogui.press(['<', 'é', '中', 'a', 'enter'])", EXACT_INPUT)
-    await desk.act(
+async def test_what_the_runtimes_type_into_a_terminal(desktop: DesktopRef) -> None:
+    await desktop.terminal()
+    await desktop.act("cat", "pyautogui.typewrite('cat > /tmp/typed\\n'); time.sleep(0.5)")
+    await desktop.act("exact", f"pyautogui.write({TEXT!r}); pyautogui.press('enter')", EXACT_INPUT)
+    await desktop.act("many", f"pyautogui.typewrite({MANY!r} + chr(10))", EXACT_INPUT)
+    await desktop.act("press", "pyautogui.press(['<', 'é', '中', 'a', 'enter'])", EXACT_INPUT)
+    await desktop.act(
         "keys", "pyautogui.hotkey('shift', 'b'); pyautogui.typewrite(['c', 'space', 'd', '\\n'])", EXACT_INPUT
     )
-    await desk.act("mended", "pyautogui.typewrite('x<y'); pyautogui.press('<'); pyautogui.press('enter')")
-    await desk.act("bug", "pyautogui.write('x<é中y'); pyautogui.press('enter')")
-    await desk.act("end", "time.sleep(0.5); pyautogui.hotkey('ctrl', 'd')")
-    await desk.until("! pgrep -x cat")
-    lines = (await desk.shell("cat /tmp/typed")).split("\n")
+    await desktop.act("mended", "pyautogui.typewrite('x<y'); pyautogui.press('<'); pyautogui.press('enter')")
+    await desktop.act("bug", "pyautogui.write('x<é中y'); pyautogui.press('enter')")
+    await desktop.act("end", "time.sleep(0.5); pyautogui.hotkey('ctrl', 'd')")
+    await desktop.until("! pgrep -x cat")
+    lines = (await desktop.shell("cat /tmp/typed")).split("\n")
     assert lines[:4] == [TEXT, MANY, "<é中a", "Bc d"]
     assert lines[4] == "x<y<", "OSWorld's repair of literal forms"
     assert lines[5] == "x>y", "canonical keeps pyautogui's bugs elsewhere: scores stay comparable"
 
 
-async def test_what_exact_input_types_into_an_editor(desk: Desk) -> None:
-    await desk.shell("touch ~/n.txt; (setsid gedit ~/n.txt > /dev/null 2>&1 &)")
-    await desk.until("wmctrl -l | grep -q n.txt")
-    await desk.act("wait", "time.sleep(2)")
-    await desk.act("type", f"pyautogui.write({TEXT!r} + chr(10) + 'tab' + chr(9) + {MANY!r})", EXACT_INPUT)
-    await desk.act("save", "time.sleep(0.5); pyautogui.hotkey('ctrl', 's')", EXACT_INPUT)
-    await desk.until("test -s ~/n.txt")
-    await desk.shell("pkill gedit")
-    assert (await desk.shell("cat ~/n.txt")).rstrip("\n") == f"{TEXT}\ntab\t{MANY}"
+async def test_what_exact_input_types_into_an_editor(desktop: DesktopRef) -> None:
+    await desktop.shell("touch ~/n.txt; (setsid gedit ~/n.txt > /dev/null 2>&1 &)")
+    await desktop.until("wmctrl -l | grep -q n.txt")
+    await desktop.act("wait", "time.sleep(2)")
+    await desktop.act("type", f"pyautogui.write({TEXT!r} + chr(10) + 'tab' + chr(9) + {MANY!r})", EXACT_INPUT)
+    await desktop.act("save", "time.sleep(0.5); pyautogui.hotkey('ctrl', 's')", EXACT_INPUT)
+    await desktop.until("test -s ~/n.txt")
+    await desktop.shell("pkill gedit")
+    assert (await desktop.shell("cat ~/n.txt")).rstrip("\n") == f"{TEXT}\ntab\t{MANY}"
 
 
-async def test_observation_of_a_real_desktop(desk: Desk) -> None:
-    await desk.terminal()
-    await desk.act("type", "pyautogui.typewrite('echo rollbook-was-here\\n'); time.sleep(1)")
-    seen = await observe(desk.client, a11y=True, terminal=True)
+async def test_observation_of_a_real_desktop(desktop: DesktopRef) -> None:
+    await desktop.terminal()
+    await desktop.act("type", "pyautogui.typewrite('echo rollbook-was-here\\n'); time.sleep(1)")
+    seen = await observe(desktop.client, a11y=True, terminal=True)
     assert (seen.width, seen.height, seen.refused) == (1920, 1080, {})
     assert "desktop-frame" in str(seen.accessibility_tree)
     assert "rollbook-was-here" in str(seen.terminal)

@@ -7,7 +7,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from models.admission import AdmissionDecision
-from models.episode import Desk
+from models.episode import DesktopRef
 from rollbook.errors import SandboxLost
 from rollbook.ledger import Ledger
 from tests.integration.attackkit import attack
@@ -78,18 +78,20 @@ async def test_a_batch_is_closed_when_nothing_is_open(victim: Kit, ledger: Ledge
 
 
 async def test_a_lease_is_one_desktops(victim: Kit, ledger: Ledger) -> None:
-    key, label = (await victim.keys())[0], f"{victim.batch_id}-desk"
+    key, label = (await victim.keys())[0], f"{victim.batch_id}-desktop"
     await victim.claim(key)
     await victim.ledger.sandbox_intent(ref(key, 1), "run-1", sandbox_key=label, lease_s=60, **LEASE)
-    desk = Desk(provider="null", sandbox_id="a", sandbox_key=label, nonce="n", isolation="partial", view_url="")
-    await victim.ledger.sandbox_started(ref(key, 1), "run-1", desk, lease_s=60)
-    await victim.ledger.sandbox_started(ref(key, 1), "run-1", desk, lease_s=60)
+    desktop = DesktopRef(
+        provider="null", sandbox_id="a", sandbox_key=label, nonce="n", isolation="partial", view_url=""
+    )
+    await victim.ledger.sandbox_started(ref(key, 1), "run-1", desktop, lease_s=60)
+    await victim.ledger.sandbox_started(ref(key, 1), "run-1", desktop, lease_s=60)
     change = f"UPDATE sandbox SET {{}} WHERE sandbox_key = '{label}'"
     for attacker in (victim.ledger, ledger):
         for said in ("nonce = 'm'", "isolation = 'full'", "sandbox_id = 'b'", "started_at = now()", "nonce = NULL"):
             assert "never becomes that of another desktop" in await attack(attacker, change.format(said))
         assert "was started already" in await attack(attacker, change.format("state = 'intended'"))
-    for other in (desk.model_copy(update={"nonce": "m"}), desk.model_copy(update={"sandbox_id": "b"})):
+    for other in (desktop.model_copy(update={"nonce": "m"}), desktop.model_copy(update={"sandbox_id": "b"})):
         with pytest.raises(SandboxLost, match="of this desktop"):
             await victim.ledger.sandbox_started(ref(key, 1), "run-1", other, lease_s=60)
     assert await victim.ledger.sandbox_stopped(label, "the end")

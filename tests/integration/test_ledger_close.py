@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from models.admission import AdmissionDecision, Scope
-from models.episode import Desk
+from models.episode import DesktopRef
 from rollbook.errors import Fenced, InvalidInput, SandboxLost
 from tests.integration.ledgerkit import DEPLOYMENT, NAMESPACE, Kit, behind_the_guards, ref, rows
 
@@ -203,8 +203,8 @@ async def test_requeue_leaves_an_open_attempt_alone(kit: Kit) -> None:
     await kit.clean()
 
 
-def desk(key: str) -> Desk:
-    return Desk(provider="docker", sandbox_id="c-1", sandbox_key=key, nonce="n", view_url="http://127.0.0.1/")
+def desktop(key: str) -> DesktopRef:
+    return DesktopRef(provider="docker", sandbox_id="c-1", sandbox_key=key, nonce="n", view_url="http://127.0.0.1/")
 
 
 async def test_leases(kit: Kit) -> None:
@@ -220,7 +220,7 @@ async def test_leases(kit: Kit) -> None:
     assert lease is not None
     assert (lease.state, lease.sandbox_id, lease.lease_expired, lease.attempt_open) == ("intended", None, True, True)
     await ledger.sandbox_intent(attempt, "run-1", lease_s=60, **intent)
-    await ledger.sandbox_started(attempt, "run-1", desk(label), lease_s=60)
+    await ledger.sandbox_started(attempt, "run-1", desktop(label), lease_s=60)
     await ledger.sandbox_renew(attempt, "run-1", lease_s=120)
     (live,) = await ledger.live_sandboxes(kit.batch_id)
     assert (live.state, live.sandbox_id, live.nonce, live.lease_expired) == ("running", "c-1", "n", False)
@@ -242,7 +242,7 @@ async def test_a_stopped_desktop_is_lost_to_its_attempt(kit: Kit) -> None:
     await kit.ledger.sandbox_stopped(label, "reaped")
     for call in (
         kit.ledger.sandbox_intent(attempt, "run-1", **intent),  # type: ignore[arg-type]
-        kit.ledger.sandbox_started(attempt, "run-1", desk(label), lease_s=60),
+        kit.ledger.sandbox_started(attempt, "run-1", desktop(label), lease_s=60),
         kit.ledger.sandbox_renew(attempt, "run-1", lease_s=60),
     ):
         with pytest.raises(SandboxLost):

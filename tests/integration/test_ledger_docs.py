@@ -245,8 +245,8 @@ async def test_19_what_may_be_trained_on(ask: Ask, worked: Worked) -> None:
 
 async def test_20_which_desktops_have_nobody(ask: Ask, worked: Worked) -> None:
     assert await ask(20) == [
-        ("desk-intended", "docker", None, worked.key("layer", 0)),
-        ("desk-lost", "docker", "id-lost", worked.key(OS, 0)),
+        ("desktop-intended", "docker", None, worked.key("layer", 0)),
+        ("desktop-lost", "docker", "id-lost", worked.key(OS, 0)),
     ]
 
 

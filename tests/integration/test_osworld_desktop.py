@@ -12,12 +12,12 @@ import docker
 import httpx
 import pytest
 
+from rollbook.config.settings import get_settings
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment
 from rollbook.osworld.runner import PORTS, PhaseResult, run_phase
-from rollbook.sandboxes.docker import DockerProvider
+from rollbook.sandboxes.docker.provider import DockerProvider
 from rollbook.sandboxes.nonce import read_nonce
 from rollbook.sandboxes.provider import Endpoint, SandboxSpec
-from rollbook.settings import get_settings
 
 Run = Callable[..., Awaitable[PhaseResult]]
 

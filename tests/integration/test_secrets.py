@@ -19,8 +19,8 @@ from pydantic import SecretStr
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from rollbook.config.settings import Settings
 from rollbook.redaction import MARK, SECRETS
-from rollbook.settings import Settings
 from tests.doubles.model_server import Call, ModelServer, Reply
 from tests.modelkit import DONE, model_spec
 from tests.secretkit import in_base64, inner, spelt

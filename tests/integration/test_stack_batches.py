@@ -14,7 +14,7 @@ from typing import Any
 import docker
 import pytest
 
-from rollbook.settings import PROJECT_ROOT, load_settings
+from rollbook.config.settings import PROJECT_ROOT, load_settings
 from rollbook.stack.processes import marked_processes
 from rollbook.stack.state import StackState, StateDir
 from tests.faults.waiting import until

@@ -167,7 +167,7 @@ async def test_a_run_whose_attempt_is_anothers_claims_one_of_its_own(
         return work
 
     usual = {
-        names.START_SANDBOX: fakes.desk,
+        names.START_SANDBOX: fakes.desktop,
         names.OBSERVE: lambda request: fakes.seen(),
         names.DECIDE: lambda request: fakes.decisions[min(request.step, len(fakes.decisions)) - 1],
         names.ACT: lambda request: fakes.acted(),

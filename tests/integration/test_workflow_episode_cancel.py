@@ -26,7 +26,7 @@ env, fakes = episodekit.env, episodekit.fakes
 
 ANSWERS: dict[str, Callable[[FakeActivities], Any]] = {
     names.CLAIM: lambda fakes: fakes.claimed(1),
-    names.START_SANDBOX: lambda fakes: fakes.desk(fakes.requests[names.START_SANDBOX][0]),
+    names.START_SANDBOX: lambda fakes: fakes.desktop(fakes.requests[names.START_SANDBOX][0]),
     names.PREPARE_TASK: lambda fakes: None,
     names.OBSERVE: lambda fakes: fakes.seen(),
     names.DECIDE: lambda fakes: CLICK,

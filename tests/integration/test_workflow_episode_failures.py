@@ -97,7 +97,7 @@ async def test_a_lost_desktop_is_replaced(env: WorkflowEnvironment, fakes: FakeA
     assert (result.attempts, result.termination_reason, result.admitted) == (2, "agent_done", True)
     first = [*BEGIN, names.DECIDE, names.ACT, *END]
     assert fakes.log == [*first, *BEGIN, names.DECIDE, names.ACT, names.DECIDE, *SCORE, *END]
-    assert [one.sandbox_key for one in (call.desk for call in fakes.requests[names.ACT])] == ["k1", "k2"]
+    assert [one.sandbox_key for one in (call.desktop for call in fakes.requests[names.ACT])] == ["k1", "k2"]
     assert [attempt.attempt_index for attempt in fakes.requests[names.STOP_SANDBOX]] == [1, 2]
 
 
@@ -145,7 +145,7 @@ async def test_passing_trouble_is_waited_out(env: WorkflowEnvironment, fakes: Fa
         return hook
 
     fakes.on[names.CLAIM] = hesitant(names.CLAIM, lambda request: fakes.claimed(request.n))
-    fakes.on[names.START_SANDBOX] = hesitant(names.START_SANDBOX, fakes.desk)
+    fakes.on[names.START_SANDBOX] = hesitant(names.START_SANDBOX, fakes.desktop)
     fakes.on[names.FINALIZE] = hesitant(names.FINALIZE, fakes.finalized)
     fakes.on[names.STOP_SANDBOX] = hesitant(names.STOP_SANDBOX, lambda request: None)
     result = await play(env, fakes)

@@ -32,8 +32,8 @@ from models.episode import (
     AttemptRef,
     ClaimRequest,
     DecideRequest,
-    Desk,
-    DeskCall,
+    DesktopRef,
+    DesktopRequest,
     EpisodeStart,
     FinalizeRequest,
     Observation,
@@ -44,7 +44,7 @@ from models.reconcile import Reconciled, ReconcileRequest
 from rollbook.desktop.driver import Driver
 from rollbook.errors import CapacityBusy
 from rollbook.sandboxes.provider import SandboxProvider
-from rollbook.services import Services
+from rollbook.worker.services import Services
 from tests.faults.waiting import until
 from tests.system import System, null_spec, running_system, small_tasks, system_settings
 from worker_main import make_worker, queues
@@ -230,7 +230,7 @@ async def test_late_words_of_an_older_attempt_change_nothing(system: System) -> 
     assert (await finish(system, "late")).counts.admitted == 1
     before = await _everything(system, key)
     old = AttemptRef(rollout_key=key, attempt_index=1)
-    desk = Desk(provider="null", sandbox_id="x", sandbox_key="x", nonce="null")
+    desktop = DesktopRef(provider="null", sandbox_id="x", sandbox_key="x", nonce="null")
     services = system.services
     statement = "SELECT run_id FROM attempt WHERE rollout_key = :k AND attempt_index = 1"
     zombie = as_run(key, (await query(system, statement, k=key))[0]["run_id"])
@@ -239,7 +239,7 @@ async def test_late_words_of_an_older_attempt_change_nothing(system: System) -> 
         (LedgerActivities(services).finalize, FinalizeRequest(attempt=old, facts=DONE, steps=3)),
         (LedgerActivities(services).claim, ClaimRequest(rollout_key=key, n=2)),
         (PolicyActivities(services).decide, DecideRequest(attempt=old, step=900, observation=seen)),
-        (DesktopActivities(services).act, ActRequest(attempt=old, step=900, desk=desk)),
+        (DesktopActivities(services).act, ActRequest(attempt=old, step=900, desktop=desktop)),
     ]
     for work, argument in late:
         with pytest.raises(ApplicationError) as refused:
@@ -264,7 +264,7 @@ class Unsteady(Services):
             raise CapacityBusy("rehearsed: no room", retry_after_s=0.1)
         return super().provider(name)
 
-    async def driver(self, call: DeskCall) -> Driver:
+    async def driver(self, call: DesktopRequest) -> Driver:
         if activity.info().attempt == 1:
             raise ConnectionResetError("rehearsed: the connection broke")
         return await super().driver(call)

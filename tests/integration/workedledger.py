@@ -19,7 +19,7 @@ members of which two have ended: 1.0 and 0.0.
 from typing import Any
 
 from models.admission import AdmissionDecision, Scope
-from models.episode import Desk, FinalizeRequest, Observation
+from models.episode import DesktopRef, FinalizeRequest, Observation
 from models.task import Task, read_task
 from rollbook.ledger import Ledger, ModelCall
 from rollbook.ledger.redecide import Rule
@@ -83,14 +83,14 @@ class Worked:
             await self.before.run(self.key(name, sample, "nightly-6"), score=score)
         await self._time_out(self.key("read", 1, "nightly-6"))
 
-    async def _time_out(self, key: str, desk: str | None = None) -> None:
+    async def _time_out(self, key: str, desktop: str | None = None) -> None:
         """An attempt of one step that met its deadline, on a desktop that was stopped."""
         claimed = await self.after.claim(key, "run-1")
-        if desk is not None:
-            await self._desktop(key, claimed.attempt_index, desk, lease_s=600)
+        if desktop is not None:
+            await self._desktop(key, claimed.attempt_index, desktop, lease_s=600)
         await self.after.end(key, claimed.attempt_index, "run-1", infrastructure_failure_reason="timeout", steps=1)
-        if desk is not None:
-            await self.ledger.sandbox_stopped(f"desk-{desk}", "episode ended")
+        if desktop is not None:
+            await self.ledger.sandbox_stopped(f"desktop-{desktop}", "episode ended")
 
     async def _play_os(self) -> None:
         key = self.key(OS, 0)
@@ -149,7 +149,7 @@ class Worked:
 
     async def _desktop(self, key: str, attempt: int, name: str | None, *, lease_s: float) -> None:
         """A desktop that is live, or (without a name) only intended."""
-        sandbox_key = f"desk-{name or 'intended'}"
+        sandbox_key = f"desktop-{name or 'intended'}"
         await self.ledger.sandbox_intent(
             ref(key, attempt),
             "run-1",
@@ -160,8 +160,10 @@ class Worked:
         )
         if name is not None:
             url = "" if name == "lost" else f"http://127.0.0.1:7000/{name}"
-            desk = Desk(provider="docker", sandbox_id=f"id-{name}", sandbox_key=sandbox_key, nonce=name, view_url=url)
-            await self.ledger.sandbox_started(ref(key, attempt), "run-1", desk, lease_s=lease_s)
+            desktop = DesktopRef(
+                provider="docker", sandbox_id=f"id-{name}", sandbox_key=sandbox_key, nonce=name, view_url=url
+            )
+            await self.ledger.sandbox_started(ref(key, attempt), "run-1", desktop, lease_s=lease_s)
 
     async def _ask_model(self, key: str) -> None:
         """Step 1 in two tries of the parser, 2 s and 4 s; nothing has acted yet."""

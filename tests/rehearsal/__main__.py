@@ -5,9 +5,9 @@ import asyncio
 import sys
 import time
 
+from rollbook.config.settings import get_settings
 from rollbook.errors import RollbookError
 from rollbook.osworld.tasksets import read_task_set
-from rollbook.settings import get_settings
 from tests.rehearsal.play import Rehearsal
 from tests.rehearsal.stage import stage
 from tests.stackkit import scratch_directory

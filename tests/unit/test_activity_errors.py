@@ -14,9 +14,9 @@ import rollbook
 from activities.support import to_application_error
 from models import names
 from models.outcome import Infra
+from rollbook.config.settings import PROJECT_ROOT
 from rollbook.errors import CapacityBusy, EvaluatorError, RollbookError
 from rollbook.policies.client import RateLimited
-from rollbook.settings import PROJECT_ROOT
 
 AGAIN, ENDS = False, True
 

@@ -244,7 +244,7 @@ def test_the_purity_check_lets_pure_code_pass() -> None:
     ("package", "source"),
     [
         ("models", "from rollbook import errors"),
-        ("workflows", "import rollbook.settings"),
+        ("workflows", "import rollbook.config.settings"),
         ("rollbook", "def f():\n    import workflows.batch"),
         ("rollbook", "from activities import ledger"),
         ("activities", "from workflows.episode import Episode"),
@@ -290,7 +290,7 @@ import asyncio, importlib, sys, warnings
 warnings.simplefilter("error")
 
 from temporalio import workflow
-from rollbook.plugin import sandbox_runner
+from rollbook.temporal.plugin import sandbox_runner
 
 
 class Recorder:
@@ -338,7 +338,7 @@ def test_the_workflow_sandbox_loads_workflows_and_nothing_heavy() -> None:
     loaded = sandboxed_imports(
         [("workflows.batch", "BenchmarkBatch"), ("workflows.episode", "Episode"), ("workflows.janitor", "Janitor")]
     )
-    assert {"workflows.batch", "workflows.episode", "workflows.calls"} <= loaded
+    assert {"workflows.batch", "workflows.episode", "workflows.activity_calls"} <= loaded
     assert not [name for name in loaded if name.split(".")[0] in HEAVY | {"models", "rollbook", "activities"}]
 
 

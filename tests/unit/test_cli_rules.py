@@ -27,12 +27,12 @@ from rollbook.cli.rerun import stored_spec
 from rollbook.cli.sql import psql_environment
 from rollbook.cli.state import eta_s, state_of
 from rollbook.cli.submit import default_batch_id, load_spec, read_batch_id
+from rollbook.config.settings import load_settings
 from rollbook.errors import ConfigError, InvalidInput, SpecConflict
 from rollbook.ledger.queries import BatchRow
 from rollbook.ledger.records import Lease
 from rollbook.ledger.selection import Planned
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxInfo, SandboxStatus
-from rollbook.settings import load_settings
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 OPEN = Counts(planned=4, waiting=1, running=1, admitted=2)

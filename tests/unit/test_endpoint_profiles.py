@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from rollbook.config.settings import load_settings
 from rollbook.errors import ConfigError
 from rollbook.policies.client import EndpointProfile, ModelClients, load_profiles
 from rollbook.redaction import redact
-from rollbook.settings import load_settings
 
 KEY = "ep-key/with+odd=chars"
 

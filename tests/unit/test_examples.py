@@ -9,10 +9,10 @@ import pytest
 from models.batch import ScriptedPolicy, read_spec
 from models.outcome import ELIGIBLE
 from models.task import Task
+from rollbook.config.settings import PROJECT_ROOT, get_settings
 from rollbook.osworld.capabilities import validate_task
 from rollbook.osworld.tasksets import read_task_set
 from rollbook.policies.scripted import Script, read_script
-from rollbook.settings import PROJECT_ROOT, get_settings
 
 EXAMPLES = PROJECT_ROOT / "examples"
 BATCHES = sorted((EXAMPLES / "batches").glob("*.json"))

@@ -5,8 +5,8 @@ import json
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from rollbook.sandboxes.forwarder_log import Exchange, ExchangeLog, Outcome
-from rollbook.sandboxes.forwarder_routes import host_header, is_cdp_listing, request_headers, rewrite_cdp, target
+from rollbook.sandboxes.forwarder.log import Exchange, ExchangeLog, Outcome
+from rollbook.sandboxes.forwarder.routes import host_header, is_cdp_listing, request_headers, rewrite_cdp, target
 from rollbook.sandboxes.provider import Endpoint
 
 

@@ -30,7 +30,7 @@ class PlainPython(ActionRuntime):
 
 
 @dataclass
-class Desk:
+class DesktopRef:
     guest: LocalGuest
     client: GuestClient
     marks: Path
@@ -68,35 +68,35 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
+async def desktop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DesktopRef]:
     monkeypatch.setattr(journal, "JOURNAL_DIR", str(tmp_path / "journal"))
     guest = LocalGuest()
     async with guest.client() as client:
-        yield Desk(guest, client, tmp_path / "marks")
+        yield DesktopRef(guest, client, tmp_path / "marks")
 
 
-async def test_an_action_runs_and_its_end_is_recorded(desk: Desk) -> None:
-    result = await desk.perform("a1-s001-0", desk.mark)
+async def test_an_action_runs_and_its_end_is_recorded(desktop: DesktopRef) -> None:
+    result = await desktop.perform("a1-s001-0", desktop.mark)
     assert (result.status, result.error, result.repeated) == ("ok", None, False)
     assert result.started_at is not None
     assert result.duration_s is not None
-    assert desk.executions() == 1
-    (entry,) = await desk.journal()
+    assert desktop.executions() == 1
+    (entry,) = await desktop.journal()
     assert (entry.op_id, entry.executions, entry.status) == ("a1-s001-0", 1, "ok")
 
 
-async def test_a_repeat_reads_the_record_and_does_not_act(desk: Desk) -> None:
-    first = await desk.perform("op", desk.mark)
-    again = await desk.perform("op", desk.mark)
+async def test_a_repeat_reads_the_record_and_does_not_act(desktop: DesktopRef) -> None:
+    first = await desktop.perform("op", desktop.mark)
+    again = await desktop.perform("op", desktop.mark)
     assert again.repeated
     assert again == ActionResult("op", "ok", None, True, first.started_at, first.duration_s)
-    assert desk.executions() == 1
+    assert desktop.executions() == 1
 
 
-async def test_ids_differ_even_when_they_look_like_paths(desk: Desk) -> None:
+async def test_ids_differ_even_when_they_look_like_paths(desktop: DesktopRef) -> None:
     for op_id in ("nightly/chrome/x/0:a1", "nightly/chrome/x/1:a1", "../../etc", "é 中", "a" * 500):
-        assert (await desk.perform(op_id, desk.mark)).status == "ok"
-    assert desk.executions() == 5
+        assert (await desktop.perform(op_id, desktop.mark)).status == "ok"
+    assert desktop.executions() == 5
 
 
 @pytest.mark.parametrize(
@@ -110,120 +110,120 @@ async def test_ids_differ_even_when_they_look_like_paths(desk: Desk) -> None:
         ("x = '\0'", "null bytes"),
     ],
 )
-async def test_code_that_raises_is_a_recorded_fact(desk: Desk, action: str, error: str) -> None:
-    result = await desk.perform("op", action)
+async def test_code_that_raises_is_a_recorded_fact(desktop: DesktopRef, action: str, error: str) -> None:
+    result = await desktop.perform("op", action)
     assert result.status == "raised"
     assert error in str(result.error)
-    assert (await desk.perform("op", action)).error == result.error
+    assert (await desktop.perform("op", action)).error == result.error
 
 
 @pytest.mark.parametrize(
     "action", ["import sys; sys.exit()", "import sys; sys.exit(0)", "", "# nothing", "x = 'é中🙂'"]
 )
-async def test_code_that_ends_well(desk: Desk, action: str) -> None:
-    assert (await desk.perform("op", action)).status == "ok"
+async def test_code_that_ends_well(desktop: DesktopRef, action: str) -> None:
+    assert (await desktop.perform("op", action)).status == "ok"
 
 
-async def test_a_lost_reply_is_asked_for_again_without_acting_again(desk: Desk) -> None:
-    desk.guest.lose_replies = 1
-    result = await desk.perform("op", desk.mark)
+async def test_a_lost_reply_is_asked_for_again_without_acting_again(desktop: DesktopRef) -> None:
+    desktop.guest.lose_replies = 1
+    result = await desktop.perform("op", desktop.mark)
     assert (result.status, result.repeated) == ("ok", False)
-    assert desk.executions() == 1
+    assert desktop.executions() == 1
 
 
-async def test_several_lost_replies(desk: Desk) -> None:
-    desk.guest.lose_replies = 3
-    assert (await desk.perform("op", desk.mark)).status == "ok"
-    assert desk.executions() == 1
+async def test_several_lost_replies(desktop: DesktopRef) -> None:
+    desktop.guest.lose_replies = 3
+    assert (await desktop.perform("op", desktop.mark)).status == "ok"
+    assert desktop.executions() == 1
 
 
-async def test_a_request_that_never_arrived_is_sent_again(desk: Desk) -> None:
-    desk.guest.refuse_requests = 2
-    assert (await desk.perform("op", desk.mark)).status == "ok"
-    assert desk.executions() == 1
+async def test_a_request_that_never_arrived_is_sent_again(desktop: DesktopRef) -> None:
+    desktop.guest.refuse_requests = 2
+    assert (await desktop.perform("op", desktop.mark)).status == "ok"
+    assert desktop.executions() == 1
 
 
-async def test_a_dead_guest_is_lost(desk: Desk) -> None:
-    desk.guest.dead = True
+async def test_a_dead_guest_is_lost(desktop: DesktopRef) -> None:
+    desktop.guest.dead = True
     with pytest.raises(SandboxLost, match="op"):
-        await desk.perform("op", desk.mark)
-    assert desk.guest.requests == len(FAST.silence_s) + 1
+        await desktop.perform("op", desktop.mark)
+    assert desktop.guest.requests == len(FAST.silence_s) + 1
 
 
-async def test_concurrent_deliveries_act_once_and_agree(desk: Desk) -> None:
-    action = f"import time; time.sleep(0.3); {desk.mark}"
-    results = await asyncio.gather(*(desk.perform("op", action) for _ in range(6)))
-    assert desk.executions() == 1
+async def test_concurrent_deliveries_act_once_and_agree(desktop: DesktopRef) -> None:
+    action = f"import time; time.sleep(0.3); {desktop.mark}"
+    results = await asyncio.gather(*(desktop.perform("op", action) for _ in range(6)))
+    assert desktop.executions() == 1
     assert {result.status for result in results} == {"ok"}
     assert sorted(result.repeated for result in results) == [False, True, True, True, True, True]
 
 
-async def test_a_killed_action_is_in_doubt_for_ever(desk: Desk) -> None:
-    action = f"{desk.mark}; import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
-    result = await desk.perform("op", action)
+async def test_a_killed_action_is_in_doubt_for_ever(desktop: DesktopRef) -> None:
+    action = f"{desktop.mark}; import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
+    result = await desktop.perform("op", action)
     assert result.status == "in_doubt"
-    again = await desk.perform("op", action)
+    again = await desktop.perform("op", action)
     assert (again.status, again.repeated) == ("in_doubt", True)
-    assert desk.executions() == 1
-    (entry,) = await desk.journal()
+    assert desktop.executions() == 1
+    (entry,) = await desktop.journal()
     assert (entry.executions, entry.status) == (1, "in_doubt")
 
 
-async def test_a_process_killed_from_outside_is_in_doubt_for_those_who_wait(desk: Desk) -> None:
-    action = f"{desk.mark}; import time; time.sleep(60)"
-    waiting = [asyncio.create_task(desk.perform("op", action)) for _ in range(2)]
-    await desk.running("op")
+async def test_a_process_killed_from_outside_is_in_doubt_for_those_who_wait(desktop: DesktopRef) -> None:
+    action = f"{desktop.mark}; import time; time.sleep(60)"
+    waiting = [asyncio.create_task(desktop.perform("op", action)) for _ in range(2)]
+    await desktop.running("op")
     await asyncio.sleep(0.1)
-    for process in list(desk.guest.processes):
+    for process in list(desktop.guest.processes):
         process.kill()
     assert {(await task).status for task in waiting} == {"in_doubt"}
-    assert desk.executions() == 1
+    assert desktop.executions() == 1
 
 
-async def test_a_crash_between_claim_and_record_is_never_acted_upon(desk: Desk, tmp_path: Path) -> None:
+async def test_a_crash_between_claim_and_record_is_never_acted_upon(desktop: DesktopRef, tmp_path: Path) -> None:
     """The claim file exists and is empty: its process died between two system calls."""
-    await desk.perform("op", desk.mark)
+    await desktop.perform("op", desktop.mark)
     for file in (tmp_path / "journal").glob("*.result"):
         file.unlink()
     (claim,) = (tmp_path / "journal").glob("*.claim")
     claim.write_text("")
-    assert (await desk.perform("op", desk.mark)).status == "in_doubt"
-    assert desk.executions() == 1
+    assert (await desktop.perform("op", desktop.mark)).status == "in_doubt"
+    assert desktop.executions() == 1
 
 
-async def test_the_actions_own_deadline(desk: Desk) -> None:
-    action = f"{desk.mark}; import time; time.sleep(60)"
-    result = await desk.perform("op", action, timeout_s=0.3)
+async def test_the_actions_own_deadline(desktop: DesktopRef) -> None:
+    action = f"{desktop.mark}; import time; time.sleep(60)"
+    result = await desktop.perform("op", action, timeout_s=0.3)
     assert result.status == "timeout"
     assert "0.3 s" in str(result.error)
-    assert (await desk.perform("op", action, timeout_s=0.3)).status == "timeout"
-    assert desk.executions() == 1
+    assert (await desktop.perform("op", action, timeout_s=0.3)).status == "timeout"
+    assert desktop.executions() == 1
 
 
-async def test_the_guests_deadline(desk: Desk) -> None:
-    desk.guest.limit_s = 0.5
-    result = await desk.perform("op", f"{desk.mark}; import time; time.sleep(60)", timeout_s=30)
-    assert (result.status, desk.executions()) == ("timeout", 1)
+async def test_the_guests_deadline(desktop: DesktopRef) -> None:
+    desktop.guest.limit_s = 0.5
+    result = await desktop.perform("op", f"{desktop.mark}; import time; time.sleep(60)", timeout_s=30)
+    assert (result.status, desktop.executions()) == ("timeout", 1)
 
 
-async def test_the_hosts_deadline_stops_what_no_watchdog_can(desk: Desk) -> None:
+async def test_the_hosts_deadline_stops_what_no_watchdog_can(desktop: DesktopRef) -> None:
     """A process that never lets its watchdog thread run: the host has it killed and records the timeout."""
     freeze = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
     patience = Patience(silence_s=(0.01,) * 50, poll_s=0.02, orphan_s=0.1, grace_s=0.4, probe_timeout_s=10.0)
-    first = asyncio.create_task(desk.perform("op", f"{desk.mark}; {freeze}; {desk.mark}", 0.2, patience))
-    await desk.running("op")
-    second = await desk.perform("op", f"{desk.mark}; {freeze}; {desk.mark}", 0.2, patience)
+    first = asyncio.create_task(desktop.perform("op", f"{desktop.mark}; {freeze}; {desktop.mark}", 0.2, patience))
+    await desktop.running("op")
+    second = await desktop.perform("op", f"{desktop.mark}; {freeze}; {desktop.mark}", 0.2, patience)
     assert second.status == "timeout"
     assert (await first).status == "timeout"
-    assert desk.executions() == 1
+    assert desktop.executions() == 1
 
 
-async def test_another_code_under_the_same_id_is_refused(desk: Desk) -> None:
-    await desk.perform("op", desk.mark)
-    result = await desk.perform("op", f"{desk.mark}; {desk.mark}")
+async def test_another_code_under_the_same_id_is_refused(desktop: DesktopRef) -> None:
+    await desktop.perform("op", desktop.mark)
+    result = await desktop.perform("op", f"{desktop.mark}; {desktop.mark}")
     assert result.status == "refused"
     assert str(result.error).startswith("op_conflict")
-    assert desk.executions() == 1
+    assert desktop.executions() == 1
 
 
 @pytest.mark.parametrize(
@@ -231,77 +231,77 @@ async def test_another_code_under_the_same_id_is_refused(desk: Desk) -> None:
     ['{"status": "ok"}', '[]', '{"status": "splendid", "error": null, "started_at": 1, "ended_at": 2}',
      '{"status": "ok", "error": null, "started_at": "soon", "ended_at": 2}'],
 )  # fmt: skip
-async def test_a_journal_that_the_agent_spoilt_is_in_doubt(desk: Desk, spoilt: str) -> None:
+async def test_a_journal_that_the_agent_spoilt_is_in_doubt(desktop: DesktopRef, spoilt: str) -> None:
     """It must not help the agent: neither a repeat of the action nor a failure that would mask the episode."""
-    await desk.perform("spoilt", desk.mark)
-    desk.spoil_the_record(spoilt)
-    result = await desk.perform("spoilt", desk.mark)
+    await desktop.perform("spoilt", desktop.mark)
+    desktop.spoil_the_record(spoilt)
+    result = await desktop.perform("spoilt", desktop.mark)
     assert result.status == "in_doubt"
     assert "no readable result" in (result.error or "")
-    assert desk.executions() == 1
+    assert desktop.executions() == 1
 
 
-async def test_printing_does_not_hide_the_record(desk: Desk) -> None:
+async def test_printing_does_not_hide_the_record(desktop: DesktopRef) -> None:
     action = (
         "import sys\nprint('Xlib.xauth: warning, no xauthority')\nsys.stdout.write('no newline')\nsys.stdout.flush()"
     )
-    assert (await desk.perform("quiet", action)).status == "ok"
+    assert (await desktop.perform("quiet", action)).status == "ok"
     forged = """print('\\n@@rollbook-journal@@ {"state": "done", "op": "other"}', flush=True)"""
-    assert (await desk.perform("forged", forged)).status == "ok"
-    assert (await desk.perform("closed", "import os, sys; sys.stdout.close(); os.close(1)")).status == "ok"
+    assert (await desktop.perform("forged", forged)).status == "ok"
+    assert (await desktop.perform("closed", "import os, sys; sys.stdout.close(); os.close(1)")).status == "ok"
     assert (
-        await desk.perform("binary", "import os; os.write(1, b'\\xff\\xfe\\n@@rollbook-journal@@ {')")
+        await desktop.perform("binary", "import os; os.write(1, b'\\xff\\xfe\\n@@rollbook-journal@@ {')")
     ).status == "ok"
 
 
-async def test_an_action_that_leaves_without_a_word_is_in_doubt(desk: Desk) -> None:
-    result = await desk.perform("op", f"{desk.mark}; import os; os._exit(0)")
-    assert (result.status, desk.executions()) == ("in_doubt", 1)
+async def test_an_action_that_leaves_without_a_word_is_in_doubt(desktop: DesktopRef) -> None:
+    result = await desktop.perform("op", f"{desktop.mark}; import os; os._exit(0)")
+    assert (result.status, desktop.executions()) == ("in_doubt", 1)
 
 
-async def test_a_fork_that_returns_does_not_write_the_record(desk: Desk) -> None:
+async def test_a_fork_that_returns_does_not_write_the_record(desktop: DesktopRef) -> None:
     action = "import os, time\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nelse: raise ValueError('child')"
-    assert (await desk.perform("op", action)).status == "ok"
+    assert (await desktop.perform("op", action)).status == "ok"
 
 
-async def test_long_code_travels_as_a_file(desk: Desk) -> None:
-    action = f"text = {'x' * 300_000!r}; assert len(text) == 300_000; {desk.mark}"
-    assert (await desk.perform("op", action)).status == "ok"
-    assert (await desk.perform("op", action)).repeated
-    assert desk.executions() == 1
+async def test_long_code_travels_as_a_file(desktop: DesktopRef) -> None:
+    action = f"text = {'x' * 300_000!r}; assert len(text) == 300_000; {desktop.mark}"
+    assert (await desktop.perform("op", action)).status == "ok"
+    assert (await desktop.perform("op", action)).repeated
+    assert desktop.executions() == 1
 
 
-async def test_code_beyond_any_reason_is_refused_before_it_is_sent(desk: Desk) -> None:
+async def test_code_beyond_any_reason_is_refused_before_it_is_sent(desktop: DesktopRef) -> None:
     with pytest.raises(ActionFailed, match="at most"):
-        await desk.perform("op", "#" * (journal.MAX_CODE_BYTES + 1))
-    assert desk.guest.requests == 0
+        await desktop.perform("op", "#" * (journal.MAX_CODE_BYTES + 1))
+    assert desktop.guest.requests == 0
 
 
-async def test_a_guest_without_python_is_named(desk: Desk) -> None:
-    desk.interpreter = "/nowhere/python"
+async def test_a_guest_without_python_is_named(desktop: DesktopRef) -> None:
+    desktop.interpreter = "/nowhere/python"
     with pytest.raises(ActionFailed, match="nowhere/python"):
-        await desk.perform("op", desk.mark)
+        await desktop.perform("op", desktop.mark)
 
 
-async def test_a_full_disk_cannot_make_an_action_run_twice(desk: Desk, tmp_path: Path) -> None:
+async def test_a_full_disk_cannot_make_an_action_run_twice(desktop: DesktopRef, tmp_path: Path) -> None:
     """The result cannot be written: the claim stands, the action is in doubt at worst, and is not begun again."""
-    blocked = f"{desk.mark}; import os; os.chmod({str(tmp_path / 'journal')!r}, 0o500); os.link = None"
-    result = await desk.perform("op", blocked)
-    assert (result.status, desk.executions()) == ("in_doubt", 1)
+    blocked = f"{desktop.mark}; import os; os.chmod({str(tmp_path / 'journal')!r}, 0o500); os.link = None"
+    result = await desktop.perform("op", blocked)
+    assert (result.status, desktop.executions()) == ("in_doubt", 1)
 
 
-async def test_the_journal_counts_what_began(desk: Desk) -> None:
+async def test_the_journal_counts_what_began(desktop: DesktopRef) -> None:
     for number in range(5):
-        await desk.perform(f"op-{number}", desk.mark)
-        await desk.perform(f"op-{number}", desk.mark)
-    entries = await desk.journal()
+        await desktop.perform(f"op-{number}", desktop.mark)
+        await desktop.perform(f"op-{number}", desktop.mark)
+    entries = await desktop.journal()
     assert [entry.op_id for entry in entries] == [f"op-{number}" for number in range(5)]
     assert {entry.executions for entry in entries} == {1}
-    assert desk.executions() == 5
+    assert desktop.executions() == 5
 
 
-async def test_an_empty_journal_is_empty(desk: Desk) -> None:
-    assert await desk.journal() == []
+async def test_an_empty_journal_is_empty(desktop: DesktopRef) -> None:
+    assert await desktop.journal() == []
 
 
 @pytest.mark.parametrize("name", ["journal.py", "exact_input.py"])

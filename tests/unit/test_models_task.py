@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from models.identity import digest
 from models.task import DOMAINS, Task, TaskFilter, domain_rank, read_task, set_digest
-from rollbook.settings import load_settings
+from rollbook.config.settings import load_settings
 
 DOCUMENT: dict[str, Any] = {
     "id": "e0df059f-28a6-4169-924f-b9623e7184cc",

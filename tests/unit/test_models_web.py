@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from models.web import needs_web
-from rollbook.settings import get_settings
+from rollbook.config.settings import get_settings
 
 INDEX: Path = get_settings().osworld_tasks / "index.json"
 

@@ -6,7 +6,7 @@ import pytest
 
 from rollbook.osworld.inside.phase import _score
 from rollbook.osworld.results import ChildRun, GuestCheck, Phase, Verdict, judge
-from rollbook.sandboxes.forwarder_log import Exchange, ExchangeLog, Outcome
+from rollbook.sandboxes.forwarder.log import Exchange, ExchangeLog, Outcome
 
 SAME = GuestCheck("n1", "n1")
 SCORED = ChildRun("exited", 0, {"completed": True, "value": 0.5, "score_type": "float", "score_text": "0.5"})

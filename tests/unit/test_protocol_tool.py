@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rollbook.desktop.runtimes import runtime
 from rollbook.policies.protocols.base import CoordinateType, Parsed, ReplyView, Size
 from rollbook.policies.protocols.registry import protocol
-from rollbook.policies.protocols.toolactions import ACTIONS
-from rollbook.policies.protocols.toolcalls import ALIASES, OFFERED, UNDERSTOOD
+from rollbook.policies.protocols.tools.actions import ACTIONS
+from rollbook.policies.protocols.tools.calls import ALIASES, OFFERED, UNDERSTOOD
 
 SCREEN = (1920, 1080)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollbook.sandboxes.docker_spec import (
+from rollbook.sandboxes.docker.spec import (
     container_arguments,
     container_name,
     created_at,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from rollbook import redaction
+from rollbook.config.settings import load_settings
 from rollbook.redaction import MARK, SECRETS, RedactingFilter, SecretRegistry, redact, register_settings
-from rollbook.settings import load_settings
 from tests.secretkit import in_base64, inner, nested, spelt
 
 ODD = 'p@ss "w\\rd/+=é&%20'

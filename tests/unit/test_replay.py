@@ -15,7 +15,7 @@ from temporalio.client import WorkflowHistory
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
-from rollbook.plugin import sandbox_runner
+from rollbook.temporal.plugin import sandbox_runner
 from worker_main import WORKFLOWS
 
 HISTORIES = sorted((Path(__file__).parent.parent / "histories").glob("*.json"))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rollbook.config.osworld import evaluator_settings
+from rollbook.config.settings import PROJECT_ROOT, Settings, default_state_dir, load_settings
+from rollbook.config.unknown_names import INTERNAL, known_names, unknown_names
 from rollbook.errors import ConfigError
-from rollbook.osworld.settings import evaluator_settings
-from rollbook.settings import PROJECT_ROOT, Settings, default_state_dir, load_settings
-from rollbook.settings_names import INTERNAL, known_names, unknown_names
 
 SECRET = "postgresql://me:hunter2@db.example/ledger"
 

@@ -4,7 +4,7 @@ import pytest
 from temporalio.api.failure.v1 import Failure
 from temporalio.exceptions import ApplicationError
 
-from rollbook.plugin import DATA_CONVERTER
+from rollbook.temporal.plugin import DATA_CONVERTER
 
 SERVER_LIMIT_BYTES = 4096
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.settings import Settings, load_settings
+from rollbook.config.settings import Settings, load_settings
 from rollbook.stack import checks, checks_docker, facts
 from rollbook.stack import doctor as doctor_module
 from rollbook.stack.artifact_server import media_type

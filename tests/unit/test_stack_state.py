@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rollbook.config.connections import ledger_url, temporal_connect_config
+from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError
-from rollbook.settings import Settings, load_settings
-from rollbook.stack.connections import ledger_url, temporal_connect_config
 from rollbook.stack.processes import ProcessRef
 from rollbook.stack.report import ps
 from rollbook.stack.state import ChildState, StackState, StateDir

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from models.task import set_digest
+from rollbook.config.settings import load_settings
 from rollbook.errors import InvalidInput
 from rollbook.osworld.tasksets import read_task_set
-from rollbook.settings import load_settings
 
 
 def document(task_id: str, **changes: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Leases of desktops."""
 
-from models.episode import AttemptRef, Desk
+from models.episode import AttemptRef, DesktopRef
 from rollbook.ledger import sandboxes
 from rollbook.ledger.engine import reading, transaction
 from rollbook.ledger.facets.base import Facet
@@ -32,10 +32,10 @@ class Desktops(Facet):
                 lease_s=lease_s,
             )
 
-    async def sandbox_started(self, attempt: AttemptRef, run_id: str, desk: Desk, *, lease_s: float) -> None:
+    async def sandbox_started(self, attempt: AttemptRef, run_id: str, desktop: DesktopRef, *, lease_s: float) -> None:
         """The desktop is ready; raises SandboxLost when it was stopped meanwhile."""
         async with transaction(self.engine) as conn:
-            await sandboxes.sandbox_started(conn, attempt, run_id, desk, lease_s)
+            await sandboxes.sandbox_started(conn, attempt, run_id, desktop, lease_s)
 
     async def sandbox_renew(self, attempt: AttemptRef, run_id: str, *, lease_s: float) -> None:
         """Keep the desktop for `lease_s` more seconds."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError, ModelTimeout
 from rollbook.policies.client.errors import OutOfTime, TransportFailed
 from rollbook.policies.client.faults import refusal
@@ -21,7 +22,6 @@ from rollbook.policies.client.profile import EndpointProfile, load_profiles
 from rollbook.policies.client.reply import Asked, ChatReply, read_reply
 from rollbook.policies.client.request import ChatRequest, digest_of, request_body, serialise, with_media
 from rollbook.redaction import redact, redact_bytes
-from rollbook.settings import Settings
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn closes an idle connection: a request must not meet one that is just closing."""

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from models.base import Name
+from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError
 from rollbook.redaction import SECRETS
-from rollbook.settings import Settings
 
 ApiStyle = Literal["vllm", "sglang", "openai"]
 

@@ -17,10 +17,10 @@ from rollbook.policies.protocols.base import (
 )
 from rollbook.policies.protocols.conversation import Message, conversation, guidance_of
 from rollbook.policies.protocols.coordinates import Projection
+from rollbook.policies.protocols.pyautogui.source import Unusable
 from rollbook.policies.protocols.sections import split_thinking
-from rollbook.policies.protocols.source import Unusable
-from rollbook.policies.protocols.toolactions import meaning
-from rollbook.policies.protocols.toolcalls import OFFERED, read_calls, without_calls
+from rollbook.policies.protocols.tools.actions import meaning
+from rollbook.policies.protocols.tools.calls import OFFERED, read_calls, without_calls
 
 _SYSTEM = """You operate a Linux desktop to fulfil a task. At every step you see a screenshot and choose what to do.
 

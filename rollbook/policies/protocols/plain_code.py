@@ -15,9 +15,9 @@ from rollbook.policies.protocols.base import (
 )
 from rollbook.policies.protocols.conversation import Message, conversation, guidance_of
 from rollbook.policies.protocols.coordinates import Projection
-from rollbook.policies.protocols.pycode import Program, read_code
+from rollbook.policies.protocols.pyautogui.code import Program, read_code
+from rollbook.policies.protocols.pyautogui.source import Unusable
 from rollbook.policies.protocols.sections import WORDS, Block, fenced, split_thinking
-from rollbook.policies.protocols.source import Unusable
 
 _SYSTEM = """You operate a Linux desktop to fulfil a task. At every step you see a screenshot and choose what to do.
 

@@ -1,0 +1,58 @@
+"""How every process of Rollbook finds Temporal, the ledger and the artifact links.
+
+Explicit configuration wins; what is left open is filled in from the local stack, if it runs.
+"""
+
+from temporalio.envconfig import ClientConfig, ClientConnectConfig
+
+from rollbook.config.settings import Settings
+from rollbook.errors import ConfigError
+from rollbook.stack.state import StackState, StateDir
+
+_HINT = "start the local stack with `rollbook up`"
+
+
+def temporal_connect_config(settings: Settings) -> ClientConnectConfig:
+    """Keyword arguments for `Client.connect`: `TEMPORAL_*` and the profile first, then the local stack.
+
+    Raises ConfigError if nothing says where Temporal is.
+    """
+    config = ClientConfig.load_client_connect_config()
+    if not config.get("target_host"):
+        state = local_stack(settings)
+        if state is None or state.temporal_address is None:
+            raise ConfigError(f"no Temporal server is known: {_HINT}, or set TEMPORAL_ADDRESS")
+        config["target_host"] = state.temporal_address
+        config.setdefault("namespace", state.temporal_namespace)
+    return config
+
+
+def ledger_url(settings: Settings) -> str:
+    """SQLAlchemy URL of the ledger (driver psycopg). May hold a password: never log it.
+
+    Raises ConfigError if neither a setting nor a running local stack provides one.
+    """
+    if settings.database_url is not None:
+        return settings.database_url.get_secret_value()
+    state = local_stack(settings)
+    if state is None or state.database_url is None:
+        raise ConfigError(f"no ledger is known: {_HINT}, or set ROLLBOOK_DATABASE_URL")
+    return state.database_url
+
+
+def artifact_base_url(settings: Settings) -> str | None:
+    """`http://127.0.0.1:PORT` of the artifact server, None when the local stack is not up."""
+    state = local_stack(settings)
+    return None if state is None else state.artifact_base_url
+
+
+def temporal_ui_url(settings: Settings) -> str | None:
+    """`http://127.0.0.1:PORT` of the local Temporal UI, None when the local stack is not up."""
+    state = local_stack(settings)
+    return None if state is None else state.temporal_ui_url
+
+
+def local_stack(settings: Settings) -> StackState | None:
+    """The local stack's state while its supervisor lives, else None."""
+    state = StateDir.of(settings).read()
+    return state if state is not None and state.running() else None

@@ -1,0 +1,57 @@
+"""Settings of the evaluator: where its environment lives and how strictly it is locked in.
+
+They are a part of `rollbook.config.settings.Settings`, so that the local stack hands them to its workers like all
+others. The evaluator's own code reads only these.
+"""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from rollbook.errors import ConfigError
+
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+
+Isolation = Literal["auto", "bwrap", "none"]
+
+
+class EvaluatorSettings(BaseSettings):
+    """Read from `ROLLBOOK_*` variables and `.env`, like all settings."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ROLLBOOK_",
+        env_file=".env",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
+
+    osworld_venv: Path = PROJECT_ROOT / ".venv-osworld"
+    """Directory of the evaluator's own Python environment."""
+    evaluator_isolation: Isolation = "auto"
+    """`bwrap`: refuse to evaluate without bubblewrap. `auto`: use it where it works, and refuse without it as
+    root. `none`: never."""
+    evaluator_memory_bytes: int = Field(default=4 * 2**30, ge=2**29)
+    """Memory that one evaluation (its process and what that starts) may hold before it is ended as an error."""
+
+    @field_validator("osworld_venv")
+    @classmethod
+    def _osworld_venv(cls, value: Path) -> Path:
+        return Path(os.path.abspath(value.expanduser()))
+
+
+def evaluator_settings() -> EvaluatorSettings:
+    """The evaluator's settings now. Raises ConfigError that names the variable."""
+    try:
+        return EvaluatorSettings()
+    except ValidationError as error:
+        problems = "; ".join(
+            f"ROLLBOOK_{str(problem['loc'][0]).upper()}: {problem['msg']}"
+            for problem in error.errors(include_input=False, include_url=False)
+        )
+        raise ConfigError(problems) from None

@@ -1,0 +1,290 @@
+"""Desktops as containers of one Docker engine.
+
+A desktop is found again by the label `rollbook.key`, and its name is made of the key, so that the engine itself
+refuses a second container for one attempt: whoever loses that race adopts the winner's.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from docker.errors import APIError
+
+from rollbook.errors import CapacityBusy, InvalidInput, ProviderUnavailable, SandboxLost, SandboxStartFailed
+from rollbook.sandboxes.docker.capacity import Capacity
+from rollbook.sandboxes.docker.cleanup import FailedStarts
+from rollbook.sandboxes.docker.engine import ContainerGone, Engine, ImageMissing, NameTaken, NetworkGone
+from rollbook.sandboxes.docker.spec import (
+    container_arguments,
+    created_at,
+    declared_ports,
+    explain,
+    host_arguments,
+    host_port,
+    info_of,
+    status_of,
+    why_stopped,
+)
+from rollbook.sandboxes.provider import (
+    GUEST_PORT,
+    LABEL_DEPLOYMENT,
+    LABEL_KEY,
+    Endpoint,
+    Ours,
+    SandboxHandle,
+    SandboxInfo,
+    SandboxSpec,
+    SandboxStatus,
+    Tick,
+    always_ours,
+    no_tick,
+)
+from rollbook.sandboxes.readiness import wait_ready
+
+log = logging.getLogger(__name__)
+
+Rows = list[dict[str, Any]]
+
+ADOPTION_TRIES = 5
+POLL_S = 0.05
+IMAGE_POLL_S = 2.0
+
+
+class DockerProvider:
+    """Desktops of one deployment on one Docker engine (DESIGN §7).
+
+    `base_url` None means DOCKER_HOST or the local socket. Ports are published on `publish_ip` only.
+    """
+
+    name = "docker"
+
+    def __init__(
+        self,
+        deployment: str,
+        *,
+        max_desktops: int,
+        base_url: str | None = None,
+        publish_ip: str = "127.0.0.1",
+        api_timeout_s: float = 60.0,
+        quiet_s: float = 2.0,
+        image_wait_s: float = 60.0,
+    ) -> None:
+        self.deployment = deployment
+        self._engine = Engine(base_url, api_timeout_s)
+        self._capacity = Capacity(self._engine, deployment, max_desktops)
+        self._publish_ip = publish_ip
+        self._quiet_s = quiet_s
+        self._image_wait_s = image_wait_s
+        self._networks: dict[str, str] = {}
+        self._failed_starts = FailedStarts(self.stop_key)
+
+    async def create(self, spec: SandboxSpec, on_tick: Tick = no_tick, ours: Ours = always_ours) -> SandboxHandle:
+        """See `SandboxProvider.create`."""
+        if spec.deployment != self.deployment:
+            raise InvalidInput(f"deployment: {spec.deployment!r} is not this provider's, {self.deployment!r}")
+        try:
+            return await self._create(spec, on_tick)
+        except CapacityBusy:
+            raise  # nothing was left behind
+        except APIError as error:
+            await self._failed_starts.clean_up(spec, error, ours)
+            raise SandboxStartFailed(f"the Docker engine refused: {explain(error)}") from error
+        except BaseException as error:
+            await self._failed_starts.clean_up(spec, error, ours)
+            raise
+
+    async def _create(self, spec: SandboxSpec, on_tick: Tick) -> SandboxHandle:
+        on_tick("looking for the desktop")
+        container_id, adopted = await self._adopt_or_create(spec, on_tick)
+        details = await self._alive(container_id)
+        await wait_ready(
+            self._endpoint_of(details, GUEST_PORT),
+            spec.screen,
+            still_running=lambda: self._still(container_id),
+            timeout_s=spec.ready_timeout_s,
+            poll_s=spec.ready_poll_s,
+            on_tick=on_tick,
+        )
+        return SandboxHandle(
+            provider=self.name,
+            sandbox_id=container_id,
+            key=spec.key,
+            created_at=created_at(details),
+            adopted=adopted,
+            image_digest=details["Image"],
+            vnc_port=spec.vnc_port,
+        )
+
+    async def _adopt_or_create(self, spec: SandboxSpec, on_tick: Tick) -> tuple[str, bool]:
+        tries, patient_until = 0, time.monotonic() + self._image_wait_s
+        while True:
+            try:
+                adopted = await self._adopt(spec.key)
+                return (adopted, True) if adopted is not None else (await self._make(spec, on_tick), False)
+            except (NameTaken, NetworkGone, ContainerGone) as error:
+                tries += 1
+                if tries == ADOPTION_TRIES:
+                    raise SandboxStartFailed(
+                        f"tried {tries} times; is the name taken by somebody else? {error}"
+                    ) from error
+                await asyncio.sleep(POLL_S)
+            except ImageMissing as error:  # it may be on its way, being built or loaded
+                if time.monotonic() >= patient_until:
+                    raise SandboxStartFailed(
+                        f"{spec.image_field}: {spec.image!r} is not on the Docker host, nor came within "
+                        f"{self._image_wait_s:g} s: load, pull or build it there"
+                    ) from error
+                on_tick(f"waiting for the image {spec.image}")
+                await asyncio.sleep(min(IMAGE_POLL_S, self._image_wait_s))
+
+    async def _adopt(self, key: str) -> str | None:
+        """The oldest living container of the key, running; the others are removed. One that ran and stopped has lost
+        its guest's state, so it is removed as well."""
+        rows = await self._rows_of(key)
+        living = [row for row in rows if row["State"] in ("created", "running", "paused", "restarting")]
+        living.sort(key=lambda row: (row["State"] == "created", row["Created"], row["Id"]))
+        keep = living[0] if living else None
+        for row in rows:
+            if row is not keep:
+                await self.stop(row["Id"])
+        if keep is None:
+            return None
+        if keep["State"] == "paused":
+            await self._engine.unpause(keep["Id"])
+        elif keep["State"] == "created":
+            await self._start(keep["Id"])
+        return str(keep["Id"])
+
+    async def _make(self, spec: SandboxSpec, on_tick: Tick) -> str:
+        await self._capacity.check()
+        on_tick("creating the desktop")
+        network = self._networks.get(spec.egress) or await self._engine.network(self.deployment, spec.egress)
+        self._networks[spec.egress] = network
+        host = host_arguments(spec, network, self._publish_ip, await self._engine.cpus())
+        call = self._engine.create(container_arguments(spec, datetime.now(UTC)), host)
+        container_id = await asyncio.shield(self._failed_starts.remember(spec.key, call))
+        await self._start(container_id)
+        return container_id
+
+    async def _start(self, container_id: str) -> None:
+        await self._capacity.admit(container_id)
+        try:
+            await self._engine.start(container_id)
+        except NetworkGone:
+            self._networks.clear()
+            await self._engine.remove(container_id)
+            log.info("desktop %s: its network was removed, it is made again", container_id[:12])
+            raise
+
+    async def status(self, sandbox_id: str) -> SandboxStatus:
+        """See `SandboxProvider.status`."""
+        try:
+            details = await self._engine.inspect(sandbox_id)
+        except Exception as error:
+            log.warning("status of desktop %s is unknown: %s", sandbox_id, explain(error))
+            return SandboxStatus.UNKNOWN
+        return SandboxStatus.GONE if details is None else status_of(details["State"]["Status"])
+
+    async def endpoint(self, sandbox_id: str, port: int) -> Endpoint:
+        """See `SandboxProvider.endpoint`."""
+        with _no_proof("endpoint"):
+            details = await self._engine.inspect(sandbox_id)
+        if details is None:
+            raise SandboxLost(f"desktop {sandbox_id[:12]} is gone")
+        return self._endpoint_of(details, port)
+
+    def _endpoint_of(self, details: Mapping[str, Any], port: int) -> Endpoint:
+        if port not in declared_ports(details):
+            raise InvalidInput(f"port: {port} was not declared; declared are {sorted(declared_ports(details))}")
+        published = host_port(details, port)
+        if published is None:
+            raise SandboxLost(f"desktop {details['Id'][:12]} does not run: {details['State']['Status']}")
+        return Endpoint(f"http://{self._publish_ip}:{published}")
+
+    async def stop(self, sandbox_id: str) -> None:
+        """See `SandboxProvider.stop`. Refuses a container of somebody else."""
+        deadline = time.monotonic() + 60.0
+        with _no_proof("stop"):
+            while (details := await self._engine.inspect(sandbox_id)) is not None:
+                self._must_be_ours(details)
+                if time.monotonic() > deadline:
+                    raise ProviderUnavailable(f"desktop {sandbox_id[:12]} could not be removed within 60 s")
+                await self._engine.remove(details["Id"])
+                await asyncio.sleep(POLL_S)
+
+    def _must_be_ours(self, details: Mapping[str, Any]) -> None:
+        owner = (details["Config"].get("Labels") or {}).get(LABEL_DEPLOYMENT)
+        if owner != self.deployment:
+            raise InvalidInput(f"sandbox_id: {details['Id'][:12]} belongs to deployment {owner!r}, left alone")
+
+    async def stop_key(self, key: str) -> int:
+        """See `SandboxProvider.stop_key`."""
+        removed: set[str] = set()
+        quiet_since = time.monotonic()
+        while True:
+            rows = await self._rows_of(key)
+            for row in rows:
+                await self.stop(row["Id"])
+                removed.add(row["Id"])
+            if rows:
+                quiet_since = time.monotonic()
+            elif time.monotonic() - quiet_since >= self._quiet_s:
+                return len(removed)
+            await asyncio.sleep(min(POLL_S, self._quiet_s))
+
+    async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
+        """See `SandboxProvider.list`."""
+        if not labels.get(LABEL_DEPLOYMENT):
+            raise InvalidInput(f"labels: {LABEL_DEPLOYMENT} is missing; an unscoped listing would show everybody's")
+        with _no_proof("list"):
+            return [info_of(row) for row in await self._engine.rows(labels)]
+
+    async def find_image(self, image: str) -> str | None:
+        """See `SandboxProvider.find_image`."""
+        with _no_proof("image"):
+            return None if await self._engine.has_image(image) else await self._engine.pull(image)
+
+    async def tidy(self) -> None:
+        """See `SandboxProvider.tidy`: the bridges, which are few on a host. A start that loses one makes another."""
+        with _no_proof("networks"):
+            if not await self._engine.rows({LABEL_DEPLOYMENT: self.deployment}):
+                await self.remove_networks()
+
+    async def close(self) -> None:
+        """See `SandboxProvider.close`; cleanups under way are waited for."""
+        await self._failed_starts.close()
+        await self._engine.close()
+
+    async def remove_networks(self) -> None:
+        """Remove the deployment's bridges, for the end of a deployment; those in use stay."""
+        self._networks.clear()
+        await self._engine.remove_networks(self.deployment)
+
+    async def _rows_of(self, key: str) -> Rows:
+        with _no_proof("list"):
+            return await self._engine.rows({LABEL_DEPLOYMENT: self.deployment, LABEL_KEY: key})
+
+    async def _alive(self, container_id: str) -> dict[str, Any]:
+        details = await self._engine.inspect(container_id)
+        if details is None:
+            raise SandboxStartFailed("the container was removed while it started")
+        if details["State"]["Status"] in ("exited", "dead", "removing"):
+            raise SandboxStartFailed(why_stopped(details, await self._engine.last_output(container_id)))
+        return details
+
+    async def _still(self, container_id: str) -> None:
+        with contextlib.suppress(ProviderUnavailable):  # no proof of death: the screenshot decides
+            await self._alive(container_id)
+
+
+@contextlib.contextmanager
+def _no_proof(what: str) -> Iterator[None]:
+    """An engine that refuses a question about a desktop has not said that it is dead: ask again later."""
+    try:
+        yield
+    except APIError as error:
+        raise ProviderUnavailable(f"{what}: the Docker engine refused: {explain(error)}") from error

@@ -1,0 +1,87 @@
+"""What happened in one attempt so far, and how it looks to people."""
+
+from dataclasses import dataclass, field
+
+from models.episode import AttemptRef, DesktopRef, EpisodePlan, Evaluated, FinalizeRequest, Observation
+from models.evidence import ArtifactRef
+from models.outcome import Infra, OutcomeFacts, TerminalAction, first_reason
+
+
+@dataclass
+class AttemptState:
+    """Facts of one attempt, collected by the workflow (the runner of upstream contract §1.1)."""
+
+    attempt: AttemptRef
+    plan: EpisodePlan
+    phase: str = "claimed"
+    steps: int = 0
+    desktop: DesktopRef | None = None
+    observation: Observation | None = None
+    files: dict[str, ArtifactRef] = field(default_factory=dict)
+    """What setup and postconfig left for the evaluator."""
+    terminal_action: TerminalAction | None = None
+    policy_stop_reason: str | None = None
+    horizon_reached: bool = False
+    reasons: list[Infra] = field(default_factory=list)
+    detail: str = ""
+    evaluation: Evaluated | None = None
+    last_action: str = ""
+    over: bool = False
+    """Nothing looks at the desktop any more: it is being stopped."""
+
+    guest_failed: bool = False
+
+    def fail(self, reason: Infra, detail: str, guest_failed: bool = False) -> None:
+        """Record an infrastructure failure; the first one's words are kept."""
+        self.reasons.append(reason)
+        self.guest_failed = self.guest_failed or guest_failed
+        self.detail = self.detail or detail
+
+    @property
+    def desktop_usable(self) -> bool:
+        """Whether there is a desktop worth evaluating."""
+        return not {Infra.SANDBOX_LOST, Infra.CANCELLED, Infra.SUPERSEDED} & set(self.reasons)
+
+    def facts(self) -> OutcomeFacts:
+        """The facts for classification."""
+        evaluated = self.evaluation is not None and self.evaluation.completed
+        return OutcomeFacts(
+            evaluation_completed=evaluated,
+            infrastructure_failure_reason=first_reason(self.reasons),
+            terminal_action=self.terminal_action,
+            horizon_reached=self.horizon_reached,
+            policy_stop_reason=self.policy_stop_reason,
+        )
+
+    def finalize_request(self) -> FinalizeRequest:
+        """How the attempt ended, for the ledger."""
+        return FinalizeRequest(
+            attempt=self.attempt,
+            facts=self.facts(),
+            steps=self.steps,
+            guest_failed=self.guest_failed,
+            detail=self.detail[:2000],
+        )
+
+    def details(self) -> str:
+        """Current details in Markdown for the Temporal UI; links carry no password."""
+        plan = self.plan
+        lines = [
+            f"**{plan.domain}** `{plan.task_id}` sample {plan.sample}, attempt {self.attempt.attempt_index}",
+            "",
+            *(f"> {line}" for line in plan.instruction.splitlines()),
+            "",
+            f"- phase: **{self.phase}**, step {self.steps} of {plan.max_steps}, policy {plan.policy}",
+        ]
+        if self.last_action:
+            lines.append(f"- last: `{self.last_action}`")
+        if self.desktop is not None and self.desktop.view_url and not self.over:
+            lines.append(f"- [live view]({self.desktop.view_url})")
+        if self.observation is not None and plan.artifact_url:
+            url = f"{plan.artifact_url}/artifacts/{self.observation.screenshot.sha256}"
+            lines.append(f"- [latest screenshot]({url})")
+        if self.reasons:
+            lines.append(f"- trouble: {', '.join(self.reasons)}: {self.detail[:300]}")
+        if self.evaluation is not None and self.evaluation.completed:
+            lines.append(f"- score: {self.evaluation.score}")
+        return "\n".join(lines)
