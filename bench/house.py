@@ -15,8 +15,8 @@ from rollbook.config.settings import PROJECT_ROOT, Settings
 from rollbook.stack.ports import free_port
 from rollbook.stack.postgres import PostgresServer
 from rollbook.stack.temporal_server import TemporalServer
-from tests.stackkit import scratch_directory
-from tests.system import System, WorkerProcess, running_system, system_settings
+from tests.support.servers import scratch_directory
+from tests.support.system import System, WorkerProcess, running_system, system_settings
 
 STATS_PATIENCE_S = 11.0
 """An idle Postgres session hands in its statistics within 10 s; one that ends, at once."""

@@ -14,7 +14,7 @@ from bench.procfs import forget_peak, peak_memory_mb, private_memory_mb
 from bench.report import Figure, figure
 from models.batch import RegisterBatch, Resolved, read_spec
 from rollbook.config.settings import PROJECT_ROOT
-from tests.system import null_spec, small_tasks
+from tests.support.system import null_spec, small_tasks
 
 TASK_SET = "many"
 SAMPLES = 100

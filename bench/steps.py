@@ -14,7 +14,7 @@ from bench.report import Figure, figure
 from models import names
 from models.episode import EpisodeStart
 from rollbook.temporal.plugin import RollbookPlugin
-from tests.system import null_spec, small_tasks
+from tests.support.system import null_spec, small_tasks
 
 TASKS = "bench-tasks"
 HISTORY_STEPS = 100

@@ -14,7 +14,7 @@ from docker.errors import DockerException
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
-from tests.stackkit import (
+from tests.support.servers import (
     PostgresServer,
     TemporalServer,
     deployments_of,

@@ -16,9 +16,9 @@ from temporalio.client import WorkflowFailureError
 
 from rollbook.config.settings import PROJECT_ROOT, get_settings
 from rollbook.sandboxes.image import ensure_image
-from tests.faults.waiting import until
-from tests.faults.world import World, broken_world, counting_script, counting_task
-from tests.stackkit import scratch_directory
+from tests.support.servers import scratch_directory
+from tests.support.waiting import until
+from tests.support.world import World, broken_world, counting_script, counting_task
 
 HISTORIES = PROJECT_ROOT / "tests" / "histories"
 INFEASIBLE = {"id": "infeasible", "instruction": "Fly.", "config": [], "evaluator": {"func": "infeasible"}}

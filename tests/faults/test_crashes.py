@@ -8,8 +8,8 @@ from typing import Any
 import docker
 import pytest
 
-from tests.faults.waiting import until
-from tests.faults.world import World, broken_world, counting_script, counting_task
+from tests.support.waiting import until
+from tests.support.world import World, broken_world, counting_script, counting_task
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from rollbook.config.settings import Settings
-from tests.faults.waiting import until
-from tests.system import System, WorkerProcess, null_spec, running_system, small_tasks, system_settings
+from tests.support.system import System, WorkerProcess, null_spec, running_system, small_tasks, system_settings
+from tests.support.waiting import until
 
 
 async def _busy(system: System) -> bool:

@@ -11,9 +11,9 @@ import pytest
 from temporalio.client import WorkflowFailureError
 
 from models import names
-from tests.faults.engine_gate import EngineGate
-from tests.faults.waiting import until
-from tests.faults.world import World, broken_world, counting_script, counting_task
+from tests.doubles.engine_gate import EngineGate
+from tests.support.waiting import until
+from tests.support.world import World, broken_world, counting_script, counting_task
 
 TASKS = [
     counting_task("plain"),

@@ -6,10 +6,10 @@ from typing import Any
 
 from rollbook.evidence.verify import verify
 from tests.doubles.model_server import Call, ModelServer, Reply
-from tests.faults.waiting import until
-from tests.modelkit import DONE, KEY, code, endpoints_file, model_spec, recorded
-from tests.stackkit import TemporalServer
-from tests.system import WorkerProcess, running_system, small_tasks, system_settings
+from tests.support.model_server import DONE, KEY, code, endpoints_file, model_spec, recorded
+from tests.support.servers import TemporalServer
+from tests.support.system import WorkerProcess, running_system, small_tasks, system_settings
+from tests.support.waiting import until
 
 BATCH = "answers"
 SLOW_S = 8.0

@@ -10,8 +10,8 @@ import pytest
 
 from rollbook.config.settings import PROJECT_ROOT, get_settings
 from rollbook.sandboxes.image import ensure_image
-from tests.stackkit import remove_deployment
-from tests.system import System, running_system, system_settings
+from tests.support.servers import remove_deployment
+from tests.support.system import System, running_system, system_settings
 
 EXAMPLES = PROJECT_ROOT / "examples"
 

@@ -13,9 +13,9 @@ import pytest
 
 from rollbook.ledger.queries import Reader
 from tests.fidelity.conftest import example
-from tests.modelkit import recorded
-from tests.stackkit import containers_of
-from tests.system import System
+from tests.support.model_server import recorded
+from tests.support.servers import containers_of
+from tests.support.system import System
 
 SOLVED = "agent_done", 1.0
 UNTOUCHED = "agent_done", 0.0

@@ -20,8 +20,8 @@ from rollbook.evidence.verify import verify
 from rollbook.export.training import export_training
 from tests.doubles.model_server import Call, Reply
 from tests.fidelity.conftest import EXAMPLES, example
-from tests.modelkit import Scenario, code, model_policy, model_system, recorded
-from tests.system import System, WorkerProcess
+from tests.support.model_server import Scenario, code, model_policy, model_system, recorded
+from tests.support.system import System, WorkerProcess
 
 SCRIPT: dict[str, Any] = example("scripts/quickstart.json")["tasks"]
 STATUS = {"DONE": "success", "FAIL": "failure"}

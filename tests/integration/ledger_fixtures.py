@@ -7,7 +7,7 @@ import pytest
 
 from rollbook.ledger import Ledger
 from rollbook.ledger.migrate import upgrade
-from tests.integration.ledgerkit import Kit, make_tasks
+from tests.support.ledger import Kit, make_tasks
 
 
 @pytest.fixture(scope="module")

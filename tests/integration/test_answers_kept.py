@@ -26,9 +26,9 @@ from rollbook.ledger.recorded import Recorded
 from rollbook.policies.base import Answer
 from rollbook.policies.call_log import LedgerCallLog, Unstorable
 from tests.doubles.model_server import Call, ModelServer, Reply
-from tests.faults.waiting import until
-from tests.modelkit import DONE, KEY, Scenario, endpoints_file, model_spec
-from tests.system import System, running_system, small_tasks, system_settings
+from tests.support.model_server import DONE, KEY, Scenario, endpoints_file, model_spec
+from tests.support.system import System, running_system, small_tasks, system_settings
+from tests.support.waiting import until
 
 RUN = "run-1"
 TIMEOUT_S = 5

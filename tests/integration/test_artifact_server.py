@@ -9,7 +9,7 @@ import pytest
 from rollbook.artifacts import ArtifactStore
 from rollbook.stack.artifacts import ArtifactServer
 from rollbook.stack.ports import free_port
-from tests.stackkit import scratch_directory
+from tests.support.servers import scratch_directory
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 40
 PAGE = b"<html><script>alert(document.domain)</script></html>"

@@ -17,8 +17,8 @@ import docker
 import pytest
 
 from rollbook.cli import main, submit
-from tests.integration.ledgerkit import behind_the_guards
-from tests.system import System, null_spec, running_system, small_tasks, system_settings
+from tests.support.ledger import behind_the_guards
+from tests.support.system import System, null_spec, running_system, small_tasks, system_settings
 
 FIVE = {f"t{number:03d}" for number in range(5)}
 

@@ -11,7 +11,7 @@ import docker
 import pytest
 from PIL import Image
 
-from tests.integration.desktopkit import Desktop, StartDesktop, desktops, eventually
+from tests.support.desktop import Desktop, StartDesktop, desktops, eventually
 
 STATE = "{https://accessibility.ubuntu.example.org/ns/state}"
 COMPONENT = "{https://accessibility.ubuntu.example.org/ns/component}"

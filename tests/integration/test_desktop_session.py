@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from rollbook.osworld.environment import ensure_environment
-from tests.integration.desktopkit import Desktop, StartDesktop, desktops, eventually
+from tests.support.desktop import Desktop, StartDesktop, desktops, eventually
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from activities.sandbox import SandboxActivities
 from models.episode import AttemptRef
 from rollbook.sandboxes.docker.provider import DockerProvider
 from rollbook.worker.services import Services
-from tests.system import System, running_system, small_tasks, system_settings
+from tests.support.system import System, running_system, small_tasks, system_settings
 from worker_main import make_worker, queues
 
 NO_IMAGE = "127.0.0.1:9/rollbook/typo:1"

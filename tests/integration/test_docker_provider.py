@@ -17,7 +17,7 @@ from rollbook.errors import CapacityBusy, InvalidInput, ProviderUnavailable, San
 from rollbook.sandboxes.docker.provider import DockerProvider
 from rollbook.sandboxes.docker.spec import container_arguments, container_name
 from rollbook.sandboxes.provider import GUEST_PORT, LABEL_DEPLOYMENT, LABEL_KEY, SandboxSpec, SandboxStatus
-from tests.stackkit import containers_of
+from tests.support.servers import containers_of
 
 MakeSpec = Callable[..., SandboxSpec]
 

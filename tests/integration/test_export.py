@@ -24,8 +24,8 @@ from rollbook.evidence.verify import verify
 from rollbook.export.gym import export_gym
 from rollbook.export.training import export_training
 from tests.doubles.model_server import Call, Reply
-from tests.modelkit import DONE, Scenario, code, model_spec, model_system, recorded
-from tests.system import System, WorkerProcess, small_tasks
+from tests.support.model_server import DONE, Scenario, code, model_spec, model_system, recorded
+from tests.support.system import System, WorkerProcess, small_tasks
 
 BATCH = "trained"
 _FINAL = "SELECT rollout_key FROM rollout WHERE state = 'final' AND batch_id = :batch"

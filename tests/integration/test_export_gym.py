@@ -25,7 +25,7 @@ from rollbook.export.gym import export_gym
 from rollbook.export.training import export_training
 from rollbook.ledger import Ledger, ModelCall
 from rollbook.ledger.imports import Source
-from tests.integration.ledgerkit import DEPLOYMENT, NAMESPACE, Kit, artifact, ref, rows
+from tests.support.ledger import DEPLOYMENT, NAMESPACE, Kit, artifact, ref, rows
 
 pytest_plugins = ("tests.integration.ledger_fixtures",)
 

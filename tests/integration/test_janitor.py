@@ -15,8 +15,8 @@ from models.batch import RegisterBatch, Resolved, read_spec
 from models.episode import EpisodeStart
 from models.reconcile import Reconciled, ReconcileRequest
 from rollbook.temporal.schedules import ensure_janitor, schedule_id
-from tests.faults.waiting import until
-from tests.system import System, null_spec, running_system, small_tasks, system_settings
+from tests.support.system import System, null_spec, running_system, small_tasks, system_settings
+from tests.support.waiting import until
 
 ENDLESS = {"policy": {"kind": "noop", "waits": 5000}, "limits": {"max_steps": 1000}}
 

@@ -17,8 +17,8 @@ from rollbook.ledger.recorded import Recorded
 from rollbook.policies.client.errors import BODY_LIMIT
 from rollbook.policies.protocols.registry import PARSERS
 from tests.doubles.model_server import Call, Reply
-from tests.modelkit import DONE, Scenario, click_until, code, model_spec, model_system, recorded
-from tests.system import System, small_tasks
+from tests.support.model_server import DONE, Scenario, click_until, code, model_spec, model_system, recorded
+from tests.support.system import System, small_tasks
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from models.identity import scoped_group_id, scoped_rollout_id
 from rollbook.cli import main
-from tests.faults.waiting import until
-from tests.system import System, null_spec, running_system, small_tasks, system_settings
+from tests.support.system import System, null_spec, running_system, small_tasks, system_settings
+from tests.support.waiting import until
 
 SLOW = {"policy": {"kind": "noop", "waits": 3000}, "limits": {"max_steps": 1000}}
 

@@ -22,9 +22,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from rollbook.config.settings import Settings
 from rollbook.redaction import MARK, SECRETS
 from tests.doubles.model_server import Call, ModelServer, Reply
-from tests.modelkit import DONE, model_spec
-from tests.secretkit import in_base64, inner, spelt
-from tests.system import System, WorkerProcess, running_system, small_tasks, system_settings
+from tests.support.model_server import DONE, model_spec
+from tests.support.spellings import in_base64, inner, spelt
+from tests.support.system import System, WorkerProcess, running_system, small_tasks, system_settings
 
 RIGHT_KEY = 'mk/"right\\key+=&%41 {}'
 WRONG_KEY = "sk-wrong_key-$(id);--'x"

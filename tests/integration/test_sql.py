@@ -14,7 +14,7 @@ from sqlalchemy import make_url, text
 from rollbook.cli import main
 from rollbook.ledger import Ledger
 from rollbook.stack.postgres import binaries
-from tests.integration.ledgerkit import Kit, rows
+from tests.support.ledger import Kit, rows
 
 pytest_plugins = ("tests.integration.ledger_fixtures",)
 

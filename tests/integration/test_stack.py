@@ -28,7 +28,7 @@ from rollbook.stack.ports import free_port
 from rollbook.stack.processes import ProcessRef, marked_processes
 from rollbook.stack.report import logs, ps
 from rollbook.stack.state import StackState, StateDir
-from tests.stackkit import DEPLOYMENT_LABEL, containers_of, networks_of, scratch_directory
+from tests.support.servers import DEPLOYMENT_LABEL, containers_of, networks_of, scratch_directory
 
 
 @pytest.fixture(autouse=True)

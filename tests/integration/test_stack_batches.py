@@ -17,8 +17,8 @@ import pytest
 from rollbook.config.settings import PROJECT_ROOT, load_settings
 from rollbook.stack.processes import marked_processes
 from rollbook.stack.state import StackState, StateDir
-from tests.faults.waiting import until
-from tests.stackkit import containers_of, networks_of, remove_deployment, scratch_directory
+from tests.support.servers import containers_of, networks_of, remove_deployment, scratch_directory
+from tests.support.waiting import until
 
 SPEC = PROJECT_ROOT / "examples" / "batches" / "quickstart.json"
 

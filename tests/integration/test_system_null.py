@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import WorkflowFailureError
 
-from tests.system import System, null_spec, running_system, small_tasks, system_settings
+from tests.support.system import System, null_spec, running_system, small_tasks, system_settings
 
 
 @pytest.fixture(scope="module")

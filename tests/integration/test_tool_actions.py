@@ -10,7 +10,7 @@ import pytest
 from rollbook.desktop.runtimes import runtime
 from rollbook.policies.protocols.base import ReplyView
 from rollbook.policies.protocols.registry import protocol
-from tests.integration.desktopkit import Desktop, desktops, eventually
+from tests.support.desktop import Desktop, desktops, eventually
 
 LISTENER = """
 import Xlib.X as X, Xlib.display, Xlib.XK as XK

@@ -24,7 +24,7 @@ from rollbook.errors import Fenced, InvalidInput, LedgerConflict, SpecConflict
 from rollbook.ledger import Ledger
 from rollbook.ledger.migrate import upgrade
 from rollbook.ledger.redecide import Rule
-from tests.integration.ledgerkit import DEPLOYMENT, NAMESPACE, Kit, make_tasks, rows
+from tests.support.ledger import DEPLOYMENT, NAMESPACE, Kit, make_tasks, rows
 
 T = TypeVar("T")
 

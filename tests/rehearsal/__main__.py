@@ -10,7 +10,7 @@ from rollbook.errors import RollbookError
 from rollbook.osworld.tasksets import read_task_set
 from tests.rehearsal.play import Rehearsal
 from tests.rehearsal.stage import stage
-from tests.stackkit import scratch_directory
+from tests.support.servers import scratch_directory
 
 LIST_FILE = "test_nogdrive.json"
 

@@ -11,7 +11,7 @@ from models.task import Task
 from rollbook.desktop.driver import Files, Job
 from rollbook.desktop.null_driver import NullDriver
 from tests.rehearsal.stage import Stage
-from tests.system import null_spec
+from tests.support.system import null_spec
 
 SEED = 7
 TASK_SET = "rehearsal"

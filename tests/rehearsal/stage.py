@@ -14,8 +14,8 @@ from temporalio.client import WorkflowHandle
 from temporalio.service import RPCError
 
 from models.batch import BatchResult, Counts
-from tests.stackkit import PostgresServer, TemporalServer, new_postgres, new_temporal
-from tests.system import System, WorkerProcess, running_system, system_settings
+from tests.support.servers import PostgresServer, TemporalServer, new_postgres, new_temporal
+from tests.support.system import System, WorkerProcess, running_system, system_settings
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import pytest
 from models.task import read_task
 from tests.rehearsal.play import VICTIMS, Rehearsal
 from tests.rehearsal.stage import stage
-from tests.system import small_tasks
+from tests.support.system import small_tasks
 
 TASKS = 40
 

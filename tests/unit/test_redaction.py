@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from rollbook import redaction
 from rollbook.config.settings import load_settings
 from rollbook.redaction import MARK, SECRETS, RedactingFilter, SecretRegistry, redact, register_settings
-from tests.secretkit import in_base64, inner, nested, spelt
+from tests.support.spellings import in_base64, inner, nested, spelt
 
 ODD = 'p@ss "w\\rd/+=é&%20'
 

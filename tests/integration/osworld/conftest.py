@@ -11,7 +11,7 @@ from rollbook.osworld.environment import EvaluatorEnv, ensure_environment
 from rollbook.osworld.runner import PhaseResult, run_phase
 from rollbook.sandboxes.provider import Endpoint
 from tests.doubles.http_guest import HttpGuest, command
-from tests.integration.osworld.kit import LeftOver, Run
+from tests.support.osworld import LeftOver, Run
 
 
 @pytest.fixture(scope="module")

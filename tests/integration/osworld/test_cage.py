@@ -15,7 +15,7 @@ from rollbook.osworld import isolation
 from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.sandboxes.provider import Endpoint
 from tests.doubles.http_guest import HttpGuest, cdp_browser, cdp_version
-from tests.integration.osworld.kit import (
+from tests.support.osworld import (
     LeftOver,
     Run,
     seed,

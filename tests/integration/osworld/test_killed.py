@@ -10,7 +10,7 @@ from aiohttp import web
 
 from rollbook.osworld import process
 from tests.doubles.http_guest import HttpGuest, silence
-from tests.integration.osworld.kit import LeftOver, Run, task
+from tests.support.osworld import LeftOver, Run, task
 
 
 async def test_a_deadline_ends_the_whole_process_tree(run: Run, guest: HttpGuest, left_over: LeftOver) -> None:
@@ -75,7 +75,7 @@ from rollbook.osworld.environment import ensure_environment
 from rollbook.osworld.runner import run_phase
 from rollbook.sandboxes.provider import Endpoint
 from tests.doubles.http_guest import HttpGuest, silence
-from tests.integration.osworld.kit import task
+from tests.support.osworld import task
 
 async def ask(request):
     print("asked", flush=True)

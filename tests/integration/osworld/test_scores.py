@@ -19,7 +19,7 @@ from rollbook.osworld.capabilities import capabilities, survey
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment, verify_unmodified
 from rollbook.sandboxes.provider import Endpoint
 from tests.doubles.http_guest import HttpGuest, command, half, reset, silence, status
-from tests.integration.osworld.kit import (
+from tests.support.osworld import (
     TASK_ID,
     Run,
     task,

@@ -1,0 +1,89 @@
+"""Episodes on fake activities and a time-skipping server, for the tests of the Episode workflow.
+
+Every episode is replayed from its history at its end: the workflow is deterministic in all of these stories.
+Modules take the fixtures by name: `env, fakes = episodes.env, episodes.fakes`.
+"""
+
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from temporalio.api.sdk.v1 import WorkflowMetadata
+from temporalio.client import WorkflowFailureError, WorkflowHandle
+from temporalio.exceptions import CancelledError
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import Replayer
+
+from models import names
+from models.episode import Acted, Decision, EpisodeResult, EpisodeStart
+from rollbook.temporal.plugin import RollbookPlugin
+from tests.doubles.fake_activities import FakeActivities, fake_worker
+from tests.support.time_skipping import time_skipping
+from workflows.episode import Episode
+
+Handle = WorkflowHandle[Any, EpisodeResult]
+
+BEGIN = [names.CLAIM, names.START_SANDBOX, names.PREPARE_TASK, names.OBSERVE]
+SCORE = [names.RUN_POSTCONFIG, names.EVALUATE]
+END = [names.FINALIZE, names.STOP_SANDBOX]
+
+CLICK = Decision(action_count=1, summary="click")
+
+
+@pytest.fixture(scope="module")
+async def env() -> AsyncIterator[WorkflowEnvironment]:
+    async with time_skipping() as env:
+        yield env
+
+
+@pytest.fixture
+async def fakes(env: WorkflowEnvironment) -> AsyncIterator[FakeActivities]:
+    fakes = FakeActivities(f"q-{uuid.uuid4().hex[:8]}")
+    async with fake_worker(env.client, fakes):
+        yield fakes
+
+
+async def begin(env: WorkflowEnvironment, fakes: FakeActivities) -> Handle:
+    key = f"b/os/t/{uuid.uuid4().hex[:8]}"
+    return await env.client.start_workflow(
+        names.EPISODE, EpisodeStart(rollout_key=key), id=key, task_queue=fakes.queue, result_type=EpisodeResult
+    )
+
+
+async def replay(handle: Handle) -> None:
+    await Replayer(workflows=[Episode], plugins=[RollbookPlugin()]).replay_workflow(await handle.fetch_history())
+
+
+async def play(env: WorkflowEnvironment, fakes: FakeActivities) -> EpisodeResult:
+    """Start an episode, wait for its end, and replay it."""
+    handle = await begin(env, fakes)
+    result = await handle.result()
+    await replay(handle)
+    return result
+
+
+async def ends_cancelled(handle: Handle) -> None:
+    with pytest.raises(WorkflowFailureError) as caught:
+        await handle.result()
+    assert isinstance(caught.value.cause, CancelledError)
+    await replay(handle)
+
+
+async def frozen(env: WorkflowEnvironment, fakes: FakeActivities, lease_s: float) -> Handle:
+    """An episode that was frozen while it acted."""
+    fakes.plan = fakes.plan.model_copy(update={"lease_s": lease_s})
+
+    async def freeze(request: Any) -> Acted:
+        await handle.signal(names.FREEZE)
+        return fakes.acted()
+
+    fakes.on[names.ACT] = freeze
+    handle = await begin(env, fakes)
+    return handle
+
+
+async def details(handle: Handle) -> str:
+    """What the Temporal UI shows of a running workflow."""
+    metadata: WorkflowMetadata = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+    return metadata.current_details
