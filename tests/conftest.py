@@ -14,6 +14,8 @@ from docker.errors import DockerException
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
+from rollbook.config.settings import get_settings
+from rollbook.sandboxes.image import ensure_image
 from tests.support.servers import (
     PostgresServer,
     TemporalServer,
@@ -101,3 +103,9 @@ def docker_client(deployment_id: str) -> Iterator[docker.DockerClient]:
     for own in deployments_of(client, deployment_id):
         remove_deployment(client, own)
     client.close()
+
+
+@pytest.fixture(scope="session")
+async def desktop_image(docker_client: docker.DockerClient) -> str:
+    """The desktop image: ROLLBOOK_DESKTOP_IMAGE, or the one of `infra/desktop`, built when its inputs changed."""
+    return get_settings().desktop_image or await ensure_image()

@@ -9,7 +9,6 @@ import docker
 import pytest
 
 from rollbook.config.settings import PROJECT_ROOT, get_settings
-from rollbook.sandboxes.image import ensure_image
 from tests.support.servers import remove_deployment
 from tests.support.system import System, running_system, system_settings
 
@@ -19,12 +18,6 @@ EXAMPLES = PROJECT_ROOT / "examples"
 def example(path: str) -> Any:
     """An example file's content."""
     return json.loads((EXAMPLES / path).read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="session")
-async def desktop_image(docker_client: docker.DockerClient) -> str:
-    """The desktop image: ROLLBOOK_DESKTOP_IMAGE, or the one of `infra/desktop`, built when its inputs changed."""
-    return get_settings().desktop_image or await ensure_image()
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,41 @@
-"""Fixtures of tests that need a real desktop."""
+"""Fixtures of integration tests: a migrated ledger per module."""
 
-import docker
+import uuid
+from collections.abc import AsyncIterator
+
 import pytest
 
-from rollbook.config.settings import get_settings
-from rollbook.sandboxes.image import ensure_image
+from rollbook.ledger import Ledger
+from rollbook.ledger.migrate import upgrade
+from tests.support.ledger import Kit, make_tasks
 
 
-@pytest.fixture(scope="session")
-async def desktop_image(docker_client: docker.DockerClient) -> str:
-    """The desktop image: ROLLBOOK_DESKTOP_IMAGE, or the one of `infra/desktop`, built when its inputs changed."""
-    return get_settings().desktop_image or await ensure_image()
+@pytest.fixture(scope="module")
+def ledger_url(module_database_url: str) -> str:
+    """A migrated database for the tests of one module; each test uses a batch of its own."""
+    upgrade(module_database_url)
+    return module_database_url
+
+
+@pytest.fixture(scope="module")
+async def ledger(ledger_url: str) -> AsyncIterator[Ledger]:
+    """A ledger for the tests of one module."""
+    ledger = Ledger.connect(ledger_url)
+    yield ledger
+    await ledger.aclose()
+
+
+@pytest.fixture(scope="module")
+async def worker(ledger_url: str) -> AsyncIterator[Ledger]:
+    """The same ledger in the role of workers: what may it do?"""
+    ledger = Ledger.connect(ledger_url, role="rollbook_worker")
+    yield ledger
+    await ledger.aclose()
+
+
+@pytest.fixture
+async def kit(ledger: Ledger) -> Kit:
+    """A batch id of its own, and six registered tasks over three domains, two of each."""
+    tasks = make_tasks(6)
+    await ledger.register_task_set("tasks", tasks)
+    return Kit(ledger, batch_id=f"b-{uuid.uuid4().hex[:10]}", tasks=tasks)

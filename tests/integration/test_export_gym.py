@@ -27,8 +27,6 @@ from rollbook.ledger import Ledger, ModelCall
 from rollbook.ledger.imports import Source
 from tests.support.ledger import DEPLOYMENT, NAMESPACE, Kit, artifact, ref, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 FILES = ("gym.jsonl", "gym_failures.jsonl", "gym_materialized_inputs.jsonl", "gym_aggregate_metrics.json")
 
 

@@ -16,8 +16,6 @@ from rollbook.ledger import Ledger
 from rollbook.stack.postgres import binaries
 from tests.support.ledger import Kit, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 UNDO = "SET default_transaction_read_only = off"
 WRITE = "DELETE FROM sighting"
 COUNT = "SELECT count(*) AS planned FROM rollout_result"

@@ -1,11 +1,7 @@
-"""Batches on fake activities and the real Temporal server, for the tests of the BenchmarkBatch workflow.
-
-Modules take the fixtures by name: `client, fakes = batches.client, batches.fakes`.
-"""
+"""Batches on fake activities and the real Temporal server, for the tests of the BenchmarkBatch workflow."""
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,24 +13,12 @@ from temporalio.worker import Replayer
 from models import names
 from models.batch import BatchResult, Control
 from rollbook.temporal.plugin import RollbookPlugin
-from tests.doubles.fake_activities import FakeActivities, fake_worker
+from tests.doubles.fake_activities import FakeActivities
 from workflows.batch import BenchmarkBatch
 
 Handle = WorkflowHandle[Any, BatchResult]
 
 SPEC: dict[str, Any] = {"task_set": "demo", "policy": {"kind": "noop"}}
-
-
-@pytest.fixture(scope="module")
-async def client(temporal_address: str) -> Client:
-    return await Client.connect(temporal_address, plugins=[RollbookPlugin()])
-
-
-@pytest.fixture
-async def fakes(client: Client) -> AsyncIterator[FakeActivities]:
-    fakes = FakeActivities(f"q-{uuid.uuid4().hex[:8]}")
-    async with fake_worker(client, fakes):
-        yield fakes
 
 
 async def begin(client: Client, fakes: FakeActivities, *inputs: Any, batch_id: str = "") -> Handle:

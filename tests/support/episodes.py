@@ -1,14 +1,18 @@
 """Episodes on fake activities and a time-skipping server, for the tests of the Episode workflow.
 
 Every episode is replayed from its history at its end: the workflow is deterministic in all of these stories.
-Modules take the fixtures by name: `env, fakes = episodes.env, episodes.fakes`.
 """
 
+import sysconfig
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import CancelledError
@@ -16,13 +20,15 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Replayer
 
 from models import names
+from models.attributes import SEARCH_ATTRIBUTES
 from models.episode import Acted, Decision, EpisodeResult, EpisodeStart
 from rollbook.temporal.plugin import RollbookPlugin
-from tests.doubles.fake_activities import FakeActivities, fake_worker
-from tests.support.time_skipping import time_skipping
+from tests.doubles.fake_activities import FakeActivities
 from workflows.episode import Episode
 
 Handle = WorkflowHandle[Any, EpisodeResult]
+
+TEST_SERVER = Path(sysconfig.get_path("scripts")) / "temporal-test-server"
 
 BEGIN = [names.CLAIM, names.START_SANDBOX, names.PREPARE_TASK, names.OBSERVE]
 SCORE = [names.RUN_POSTCONFIG, names.EVALUATE]
@@ -31,17 +37,20 @@ END = [names.FINALIZE, names.STOP_SANDBOX]
 CLICK = Decision(action_count=1, summary="click")
 
 
-@pytest.fixture(scope="module")
-async def env() -> AsyncIterator[WorkflowEnvironment]:
-    async with time_skipping() as env:
+@asynccontextmanager
+async def time_skipping() -> AsyncIterator[WorkflowEnvironment]:
+    """The server and a client with our plugin, search attributes registered."""
+    async with await WorkflowEnvironment.start_time_skipping(
+        test_server_existing_path=str(TEST_SERVER), plugins=[RollbookPlugin()]
+    ) as env:
+        kinds = {
+            name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
+            for name, kind in SEARCH_ATTRIBUTES.items()
+        }
+        await env.client.operator_service.add_search_attributes(
+            AddSearchAttributesRequest(namespace=env.client.namespace, search_attributes=kinds)
+        )
         yield env
-
-
-@pytest.fixture
-async def fakes(env: WorkflowEnvironment) -> AsyncIterator[FakeActivities]:
-    fakes = FakeActivities(f"q-{uuid.uuid4().hex[:8]}")
-    async with fake_worker(env.client, fakes):
-        yield fakes
 
 
 async def begin(env: WorkflowEnvironment, fakes: FakeActivities) -> Handle:

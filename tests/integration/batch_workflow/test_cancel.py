@@ -7,10 +7,7 @@ from temporalio.client import Client
 
 from models import names
 from tests.doubles.fake_activities import FakeActivities, Gate, fails
-from tests.support import batches
 from tests.support.batches import at_least, begin, ends_cancelled
-
-client, fakes = batches.client, batches.fakes
 
 
 @pytest.mark.parametrize("stubborn", [False, True], ids=["heeds-the-cancel", "answers-all-the-same"])

@@ -10,10 +10,7 @@ from temporalio.client import Client, WorkflowUpdateFailedError
 from models import names
 from models.batch import PumpResult
 from tests.doubles.fake_activities import FakeActivities, Gate, fails, fake_worker
-from tests.support import batches
 from tests.support.batches import at_least, begin, controls, details, replay
-
-client, fakes = batches.client, batches.fakes
 
 
 async def test_control_before_the_first_workflow_task_comes_before_the_pump(client: Client) -> None:

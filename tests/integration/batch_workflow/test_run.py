@@ -12,10 +12,7 @@ from temporalio.client import Client
 from models import attributes, names
 from models.batch import Counts, PumpResult
 from tests.doubles.fake_activities import FakeActivities, fails
-from tests.support import batches
 from tests.support.batches import SPEC, Handle, begin, refusal, replay
-
-client, fakes = batches.client, batches.fakes
 
 
 async def test_a_batch_from_registration_to_whole(client: Client, fakes: FakeActivities) -> None:

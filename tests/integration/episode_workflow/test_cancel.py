@@ -12,7 +12,6 @@ from models import names
 from models.episode import Claimed, Evaluated
 from models.outcome import Infra
 from tests.doubles.fake_activities import FakeActivities, Gate, fails
-from tests.support import episodes
 from tests.support.episodes import (
     CLICK,
     END,
@@ -21,8 +20,6 @@ from tests.support.episodes import (
     ends_cancelled,
     frozen,
 )
-
-env, fakes = episodes.env, episodes.fakes
 
 ANSWERS: dict[str, Callable[[FakeActivities], Any]] = {
     names.CLAIM: lambda fakes: fakes.claimed(1),

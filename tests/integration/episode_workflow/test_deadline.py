@@ -11,10 +11,7 @@ from models import names
 from models.episode import Acted
 from models.outcome import Infra
 from tests.doubles.fake_activities import FakeActivities, Gate, fake_worker
-from tests.support import episodes
 from tests.support.episodes import END, SCORE, Handle, begin, frozen, play, replay
-
-env, fakes = episodes.env, episodes.fakes
 
 
 def in_a_hurry(fakes: FakeActivities, deadline_s: float) -> None:

@@ -12,10 +12,7 @@ from models import names
 from models.episode import Acted, Decision, Evaluated
 from models.outcome import Infra
 from tests.doubles.fake_activities import FakeActivities, fails
-from tests.support import episodes
 from tests.support.episodes import BEGIN, END, SCORE, begin, play
-
-env, fakes = episodes.env, episodes.fakes
 
 # the activity that fails, whether what the agent did is evaluated
 PLACES = [

@@ -9,10 +9,7 @@ from temporalio.testing import WorkflowEnvironment
 from models import attributes, names
 from models.episode import Acted, AttemptRef, Claimed, ClaimRequest, Decision, EpisodeResult, Evaluated
 from tests.doubles.fake_activities import FakeActivities, fails
-from tests.support import episodes
 from tests.support.episodes import BEGIN, CLICK, END, SCORE, begin, play
-
-env, fakes = episodes.env, episodes.fakes
 
 
 async def test_an_episode_from_claim_to_admission(env: WorkflowEnvironment, fakes: FakeActivities) -> None:

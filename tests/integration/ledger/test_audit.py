@@ -19,8 +19,6 @@ from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger, ModelCall, tables
 from tests.support.ledger import NAMESPACE, Kit, behind_the_guards, make_tasks, ref, rows, spec_of
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 COSMETIC = {
     # control and times that prove nothing: they may change at any time, by anybody who may work on the batch
     "batch": {

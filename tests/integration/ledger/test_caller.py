@@ -13,8 +13,6 @@ from rollbook.ledger import Ledger
 from rollbook.ledger.engine import transaction
 from tests.support.ledger import Kit, behind_the_guards, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 IDS = {"ids": ["task-000", "task-001"]}
 GROUPS = {"task-000": "g-0", "task-001": "g-1"}
 

@@ -9,8 +9,6 @@ from rollbook.errors import InvalidInput, LedgerConflict
 from rollbook.ledger import Ledger
 from tests.support.ledger import make_task, make_tasks, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 def fresh(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex[:8]}"

@@ -10,8 +10,6 @@ from models.identity import derived_group_id, derived_rollout_id
 from rollbook.errors import Fenced, InvalidInput
 from tests.support.ledger import Kit, ref, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 async def test_a_claim_brings_everything_an_episode_needs(kit: Kit) -> None:
     key = (await kit.keys())[2]

@@ -9,8 +9,6 @@ from models.episode import DesktopRef
 from rollbook.errors import Fenced, InvalidInput, SandboxLost
 from tests.support.ledger import DEPLOYMENT, NAMESPACE, Kit, behind_the_guards, ref, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 async def test_cancel_closes_every_row_and_keeps_what_was_admitted(kit: Kit) -> None:
     keys = await kit.keys(samples=2)

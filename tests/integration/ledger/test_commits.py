@@ -13,8 +13,6 @@ from rollbook.errors import Fenced, LedgerError
 from rollbook.ledger import Evaluation, ModelCall
 from tests.support.ledger import Kit, artifact, ref, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 async def test_racing_decisions_agree_on_the_first(kit: Kit) -> None:
     key = (await kit.keys())[0]

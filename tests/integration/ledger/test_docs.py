@@ -11,8 +11,6 @@ from rollbook.ledger import Ledger, describe, tables
 from tests.support.ledger import rows
 from tests.support.worked_ledger import OS, Worked
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 PAGE = describe.PAGE.read_text()
 QUERIES = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 Ask = Callable[..., Any]

@@ -10,8 +10,6 @@ from rollbook.errors import Fenced
 from rollbook.ledger import Ledger
 from tests.support.ledger import Kit, make_task, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 async def test_a_row_refused_by_a_stop_is_not_queued_afterwards(kit: Kit) -> None:
     """The pump starts an episode, a stop comes, the claim is refused, and only then the pump notes the start."""

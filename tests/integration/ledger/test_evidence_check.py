@@ -11,8 +11,6 @@ from rollbook.ledger import Ledger, ModelCall
 from tests.support.hostile import attack, ending
 from tests.support.ledger import Kit, artifact, behind_the_guards, facts, ref, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 async def finalize(kit: Kit, key: str, steps: int, said: OutcomeFacts | None = None) -> Finalized:
     request = FinalizeRequest(attempt=ref(key, 1), facts=said or facts(), steps=steps)

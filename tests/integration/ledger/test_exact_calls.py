@@ -8,8 +8,6 @@ from models.evidence import ArtifactRef
 from rollbook.ledger import Ledger, ModelCall
 from tests.support.ledger import Kit, artifact, behind_the_guards, ref, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 OLD_SEAL = """
     SELECT step, row_digest, encode(sha256(convert_to(ROW(
         r.rollout_key, r.attempt_index, r.step, r.parse_attempt, r.policy_kind, r.actions, r.terminal_action,

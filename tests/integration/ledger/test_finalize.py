@@ -13,8 +13,6 @@ from rollbook.ledger import Ledger
 from rollbook.ledger.tables.attempts import ELIGIBLE, TERMINATION
 from tests.support.ledger import Kit, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 async def ended(kit: Kit, key: str, score: float | None = 0.4, **changes: Any) -> Any:
     """Claim, evaluate (unless told otherwise) and end one attempt."""

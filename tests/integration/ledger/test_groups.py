@@ -8,8 +8,6 @@ from models.admission import AdmissionDecision, Scope
 from tests.integration.ledger.test_redecide import EXACT, ONE_TASK, TRAINING, rule, trainers
 from tests.support.ledger import Kit, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 async def test_baselines_leave_masked_members_out(kit: Kit) -> None:
     """By hand: rewards 1, 1, 0 of the valid; a timeout that was scored 0 anyway; two never evaluated.

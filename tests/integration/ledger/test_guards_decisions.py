@@ -20,8 +20,6 @@ from rollbook.ledger.redecide import Rule
 from tests.support.hostile import admission, attack, ending
 from tests.support.ledger import Kit, artifact, behind_the_guards, ref, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 VALID_SAMPLE, MASKED_SAMPLE = "valid_training_sample", "rollout_sample_masked"
 NO_TOKENS = "exact_sampled_token_ids_unavailable"
 

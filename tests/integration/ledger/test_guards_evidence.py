@@ -17,8 +17,6 @@ from rollbook.policies.protocols.base import STOP_REASONS
 from tests.support.hostile import BY_EPISODE, HONEST, OUTCOME, admission, attack, ending
 from tests.support.ledger import Kit, behind_the_guards, ref, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 CALL = """
     INSERT INTO model_call (rollout_key, attempt_index, step, parse_attempt, policy_kind, actions, terminal_action,
         policy_stop_reason, completed, accepted, parse_error, failure_kind, prompt_tokens, completion_tokens,

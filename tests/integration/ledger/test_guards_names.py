@@ -8,8 +8,6 @@ from rollbook.ledger import Ledger
 from tests.support.hostile import admission, attack, ending
 from tests.support.ledger import Kit, make_tasks, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 @pytest.fixture
 async def fresh(ledger_url: str) -> AsyncIterator[Ledger]:

@@ -13,8 +13,6 @@ from rollbook.ledger.engine import transaction
 from tests.support.hostile import HONEST, OUTCOME, admission, attack
 from tests.support.ledger import Kit, behind_the_guards, make_tasks, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 @pytest.fixture(scope="module")
 async def reader(ledger_url: str) -> AsyncIterator[Ledger]:

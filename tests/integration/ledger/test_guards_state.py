@@ -13,8 +13,6 @@ from rollbook.ledger import Ledger
 from tests.support.hostile import attack
 from tests.support.ledger import Kit, make_tasks, ref
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 LEASE = {"deployment_id": "test", "provider": "null"}
 
 

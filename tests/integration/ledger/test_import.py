@@ -18,8 +18,6 @@ from rollbook.ledger.imports import Source
 from rollbook.ledger.redecide import Rule
 from tests.support.ledger import DEPLOYMENT, NAMESPACE, Kit, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 def old(task: int, sample: int = 0, *, masked: bool = False, score: float = 1.0, **more: Any) -> dict[str, Any]:
     """A result that says only mask_sample."""

@@ -14,8 +14,6 @@ from rollbook.ledger.records import Evaluation
 from tests.support.hostile import ending
 from tests.support.ledger import Kit, behind_the_guards, make_tasks, ref
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 RECONCILED = {
     "steps": "0",
     "evaluated": "false",

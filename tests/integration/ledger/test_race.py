@@ -12,8 +12,6 @@ from rollbook.errors import Fenced, LedgerConflict
 from rollbook.ledger import Claim
 from tests.support.ledger import Kit, make_task, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 ROLLOUTS, RUNS = 60, 4
 FAILURES = ("sandbox_lost", "model_call_failed", "timeout", "setup_failed")
 

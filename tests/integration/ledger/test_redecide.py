@@ -16,8 +16,6 @@ from rollbook.ledger import ModelCall
 from rollbook.ledger.redecide import Rule
 from tests.support.ledger import Kit, artifact, facts, ref, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 DOUBT, RUNTIME = "exclude-in-doubt-v1", "osworld-runtime-admission-v1"
 TRAINING, EXACT = "rollbook-training-admission-v1", "rollbook-exact-training-admission-v1"
 ONE_TASK: dict[str, Any] = {"tasks": {"ids": ["task-000"]}}

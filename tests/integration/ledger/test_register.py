@@ -10,8 +10,6 @@ from models.batch import Control, RegisterBatch, Resolved
 from rollbook.errors import InvalidInput, SpecConflict
 from tests.support.ledger import NAMESPACE, Kit, make_task, make_tasks, rows, spec_of
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 async def test_every_rollout_is_planned_once_in_osworlds_order(kit: Kit) -> None:
     done = await kit.register(samples=2)

@@ -12,8 +12,6 @@ from rollbook.ledger.rerun import Selector
 from tests.support.ledger import Kit, rows
 from tests.support.waiting import until
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 _WAITING = """
     SELECT count(*) AS n FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%FOR NO KEY UPDATE%'

@@ -8,8 +8,6 @@ from rollbook.ledger import ModelCall
 from rollbook.ledger.steps import Contexts
 from tests.support.ledger import Kit, artifact, ref
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 async def test_what_is_committed_of_a_step(kit: Kit) -> None:
     key = (await kit.keys())[0]

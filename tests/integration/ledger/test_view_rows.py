@@ -11,8 +11,6 @@ from rollbook.ledger import Ledger
 from tests.support.ledger import rows
 from tests.support.worked_ledger import OS, Worked
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 
 @pytest.fixture(scope="module")
 async def worked(ledger: Ledger) -> Worked:

@@ -10,8 +10,6 @@ from models.admission import AdmissionDecision
 from rollbook.ledger import Ledger
 from tests.support.ledger import Kit, rows
 
-pytest_plugins = ("tests.integration.ledger_fixtures",)
-
 PUBLIC = {
     "admission_history",
     "current_admission",
