@@ -1,6 +1,5 @@
 """The batch: what people submit, the contract that gives its rollouts their meaning, and its control."""
 
-import re
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -12,6 +11,7 @@ from models.explain import explain
 from models.identity import digest
 from models.outcome import RewardMode
 from models.policy import NoopPolicy, OpenAIPolicy, Policy, ReplayPolicy, ScriptedPolicy, SetName
+from models.sanitize import find_unstorable
 from models.task import TaskFilter
 
 __all__ = ["NoopPolicy", "OpenAIPolicy", "Policy", "ReplayPolicy", "ScriptedPolicy", "difference"]
@@ -120,25 +120,12 @@ def read_spec(raw: Any) -> BatchSpec:
     """Validate a spec as any client sends it; raises ValueError with one line per wrong field."""
     if not isinstance(raw, dict):
         raise ValueError("the input must be one JSON object: the batch spec")
-    if where := _unstorable(raw, ""):
-        raise ValueError(f"{where}: must not contain NUL or half a character")
+    if (path := find_unstorable(raw)) is not None:
+        raise ValueError(f"{path or 'spec'}: must not contain NUL or an unpaired surrogate")
     try:
         return BatchSpec.model_validate(raw)
     except ValidationError as error:
         raise ValueError(explain(error, BatchSpec)) from error
-
-
-def _unstorable(value: Any, path: str) -> str | None:
-    """Place of the first text that Postgres cannot hold, keys included; None without any."""
-    if isinstance(value, str):
-        return (path or "spec") if re.search("[\x00\ud800-\udfff]", value) else None
-    if isinstance(value, dict):
-        keys = (_unstorable(key, path) for key in value)
-        items = (_unstorable(item, f"{path}.{key}" if path else str(key)) for key, item in value.items())
-        return next((found for found in (*keys, *items) if found), None)
-    if isinstance(value, list):
-        return next((found for item in value if (found := _unstorable(item, path))), None)
-    return None
 
 
 class Resolved(Wire):

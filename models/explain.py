@@ -1,10 +1,42 @@
-"""What is wrong with an input, in words that name the field and the fix."""
+"""Reading of what people write: strict JSON, and error messages that name the field and the fix."""
 
-from collections.abc import Iterator
-from difflib import SequenceMatcher
+import json
+from collections.abc import Iterable, Iterator
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+
+
+def parse_json(text: str) -> Any:
+    """Parse a document that a person wrote; raises ValueError also for NaN, infinities and repeated keys."""
+    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"the key {key!r} occurs twice in one object")
+        result[key] = value
+    return result
+
+
+def similar_names(value: str, known: Iterable[str], count: int = 1) -> list[str]:
+    """Up to `count` known names that are similar to `value`, else those that begin with it."""
+    names = sorted(known)
+    close = get_close_matches(value, names, n=count, cutoff=0.5) or [name for name in names if name.startswith(value)]
+    return close[:count] if value else []
+
+
+def did_you_mean(value: str, known: Iterable[str], *, count: int = 1) -> str:
+    """`did you mean a, b?` with the `similar_names`; empty without any."""
+    similar = similar_names(value, known, count)
+    return f"did you mean {', '.join(similar)}?" if similar else ""
 
 
 def explain(error: ValidationError, model: type[BaseModel] | None = None) -> str:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from models.explain import parse_json
 from rollbook.errors import InvalidInput
 
 
@@ -19,7 +20,7 @@ def read_json(name: str) -> Any:
     where = name_of(name)
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
+        return parse_json(text)
     except OSError as error:
         raise InvalidInput(f"{where}: {error.strerror or error}") from error
     except json.JSONDecodeError as error:
@@ -43,20 +44,7 @@ def read_json_lines(name: str) -> tuple[dict[int, Any], str]:
     for number, line in enumerate(lines, 1):
         try:
             if line.strip():
-                rows[number] = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)
+                rows[number] = parse_json(line)
         except ValueError as error:
             raise InvalidInput(f"{where}: line {number}: {error}") from error
     return rows, hashlib.sha256(data).hexdigest()
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [key for key, _ in pairs]
-        twice = next(key for key in names if names.count(key) > 1)
-        raise ValueError(f"the key {twice!r} occurs twice in one object")
-    return found

@@ -1,11 +1,11 @@
 """Names of settings that nobody reads: a misspelt one would be ignored without a word."""
 
-import difflib
 import os
 from pathlib import Path
 
 from dotenv import dotenv_values
 
+from models.explain import similar_names
 from rollbook.config.settings import Settings
 
 PREFIX = "ROLLBOOK_"
@@ -34,8 +34,8 @@ def unknown_names(settings: Settings, env_file: Path = Path(".env")) -> list[str
     lines = []
     for name, place in sorted(places.items()):
         if name.upper().startswith(PREFIX) and name.upper() not in known and name not in endpoints:
-            close = difflib.get_close_matches(name.upper().removeprefix(PREFIX), _settable(), n=1)
-            hint = f"did you mean {PREFIX}{close[0]}?" if close else "see docs/reference/settings.md"
+            similar = similar_names(name.upper().removeprefix(PREFIX), _settable())
+            hint = f"did you mean {PREFIX}{similar[0]}?" if similar else "see docs/reference/settings.md"
             lines.append(f"{name}{place} is not a setting: {hint}")
     return lines
 

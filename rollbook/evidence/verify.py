@@ -8,11 +8,12 @@ import asyncio
 import hashlib
 from typing import Any, Protocol
 
+from models.sanitize import sanitize
 from rollbook.errors import ArtifactError, ConfigError, InvalidInput, LedgerConflict, ModelCallFailed
 from rollbook.evidence.pictures import alike
 from rollbook.evidence.proof import CallNotes, Notes, Proof
 from rollbook.ledger.recorded import Recorded, Row
-from rollbook.ledger.storable import storable, told
+from rollbook.ledger.sanitize import redact_text
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, PlannedCall, Screen, Task
 from rollbook.policies.base import Answer, summary_of
 from rollbook.policies.client import ChatReply, ChatRequest
@@ -137,7 +138,7 @@ class _Verification:
             "temperature": planned.sampling.temperature,
             "seed": planned.sampling.seed,
         }
-        notes.compare(told(wanted), row["telemetry"] or {}, RENDERED)
+        notes.compare(redact_text(wanted), row["telemetry"] or {}, RENDERED)
 
     async def _check_sent(self, row: Row, planned: PlannedCall, body: dict[str, Any], notes: CallNotes) -> None:
         """The bytes that went over the wire, from the images as they are stored."""
@@ -168,7 +169,7 @@ class _Verification:
             withheld = list(WITHHELD.problems)
             if telemetry.get("token_problems") == withheld:
                 wanted["token_problems"] = withheld
-        equal = notes.compare(told(wanted), noted, READ) and equal
+        equal = notes.compare(redact_text(wanted), noted, READ) and equal
         tokens = tokens_of(reply)
         arrays = {"tokens_sha256": None if tokens is None else _digest(redact_bytes(tokens))}
         if notes.compare(arrays, row, READ) and equal:
@@ -192,17 +193,17 @@ def _columns(agent: Agent, reply: ChatReply, parsed: Parsed, planned: PlannedCal
         failure_kind=parsed.failure_kind,
     )
     return {
-        "actions": storable(answer.actions),
+        "actions": sanitize(answer.actions),
         "terminal_action": answer.terminal_action,
         "policy_stop_reason": answer.policy_stop_reason,
         "accepted": answer.accepted,
-        "summary": told(summary_of(answer)),
+        "summary": redact_text(summary_of(answer)),
         "failure_kind": parsed.failure_kind,
-        "parse_error": told(parsed.error) if failed else None,
-        "finish_reason": told(reply.finish_reason),
-        "said": told(said_of(reply, parsed)),
-        "model_name": told(agent.model),
-        "model_version": told(reply.model_version),
+        "parse_error": redact_text(parsed.error) if failed else None,
+        "finish_reason": redact_text(reply.finish_reason),
+        "said": redact_text(said_of(reply, parsed)),
+        "model_name": redact_text(agent.model),
+        "model_version": redact_text(reply.model_version),
         "prompt_tokens": reply.tokens("prompt"),
         "completion_tokens": reply.tokens("completion"),
     }

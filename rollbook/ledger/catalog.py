@@ -9,12 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.evidence import ArtifactRef
 from models.identity import canonical_json, digest
+from models.sanitize import sanitize
 from models.task import Task, set_digest
 from rollbook.errors import InvalidInput
 from rollbook.ledger import tables
 from rollbook.ledger.records import RegisteredSet
 from rollbook.ledger.selection import Member
-from rollbook.ledger.storable import storable
 
 _INSERT_TASKS = text("""
     INSERT INTO task (task_digest, task_id, document)
@@ -55,9 +55,9 @@ def _require_whole(name: str, tasks: list[Task]) -> None:
         raise InvalidInput(f"task set {name}: it holds no task")
     seen: dict[str, str] = {}
     for task in tasks:
-        if storable(task.document) != task.document:
+        if sanitize(task.document) != task.document:
             raise InvalidInput(
-                f"task {task.task_id}: the document holds a NUL or half a character; Postgres holds neither"
+                f"task {task.task_id}: the document holds a NUL or an unpaired surrogate, which Postgres cannot hold"
             )
         if task.task_id in seen:
             raise InvalidInput(
@@ -127,8 +127,8 @@ async def tasks_of(conn: AsyncConnection, address: str, ids: Iterable[str] | Non
 
 async def register_script(conn: AsyncConnection, name: str, body: dict[str, Any]) -> str:
     """Register a script under `name`; its digest."""
-    if storable(body) != body:
-        raise InvalidInput(f"script {name}: it holds a NUL or half a character; Postgres holds neither")
+    if sanitize(body) != body:
+        raise InvalidInput(f"script {name}: it holds a NUL or an unpaired surrogate, which Postgres cannot hold")
     address = digest(body)
     await _serialise(conn, f"policy_script:{name}")
     row = {"script_digest": address, "body": body}

@@ -15,7 +15,7 @@ from rollbook.ledger.control import check_launch
 from rollbook.ledger.ending import closed, decide, read_batch, record_end
 from rollbook.ledger.fence import lock_rollout
 from rollbook.ledger.identity import trajectory_rollout_id
-from rollbook.ledger.storable import told
+from rollbook.ledger.sanitize import redact_text
 from rollbook.ledger.tables.attempts import REWARD
 
 _LIST_OPEN_ROWS = text("""
@@ -131,7 +131,7 @@ async def close_some(
         "keeps": [row["keeps_selection"] for row in rows],
     }
     said = {"reason": Infra.CANCELLED.value, "policy_id": RECONCILED_POLICY}
-    detail = {"detail": told(reason)[:2000], "reward_mode": batch["contract"]["reward_mode"]}
+    detail = {"detail": redact_text(reason)[:2000], "reward_mode": batch["contract"]["reward_mode"]}
     await conn.execute(_END_ROWS, values | said | detail)
     await conn.execute(_DECIDE_ROWS, {"keys": values["keys"], "indexes": indexes} | said)
     training = {"training_policy_id": TRAINING_POLICY, "training_reason": SAMPLE_MASKED}

@@ -14,7 +14,7 @@ from rollbook.ledger import tables
 from rollbook.ledger.catalog import record_artifacts
 from rollbook.ledger.fence import fence
 from rollbook.ledger.records import Evaluation, ModelCall, StoredCall, StoredEvaluation, StoredTurn
-from rollbook.ledger.storable import told
+from rollbook.ledger.sanitize import redact_text
 
 _CALL = tuple(one.name for one in fields(StoredCall))
 DECIDES = or_(tables.model_call.c.accepted, tables.model_call.c.policy_stop_reason.is_not(None))
@@ -109,7 +109,7 @@ async def commit_turn(
     seen = {name: getattr(observation, name) for name in ("screenshot", "accessibility_tree", "terminal")}
     await record_artifacts(conn, seen.values())
     statuses = [action.get("status") for action in actions]
-    done = told(actions)
+    done = redact_text(actions)
     values = {
         **_key(attempt),
         "step": step,

@@ -6,10 +6,10 @@ from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.batch import Control, Counts
+from models.sanitize import sanitize
 from rollbook.errors import Fenced, InvalidInput
 from rollbook.ledger import tables
 from rollbook.ledger.records import BatchControl
-from rollbook.ledger.storable import storable
 
 _COUNTS = text("""
     SELECT count(*) AS planned,
@@ -35,7 +35,7 @@ async def set_control(conn: AsyncConnection, change: Control) -> None:
     """Write a control change; the pump and `claim` read it. Repeating it changes nothing."""
     values = _columns(change)
     if change.reason or change.verb in ("resume", "stop"):  # set_concurrency says nothing about why it is paused
-        values["control_reason"] = storable(change.reason)
+        values["control_reason"] = sanitize(change.reason)
     await _update(conn, change.batch_id, change.launch_id, values)
 
 
@@ -53,7 +53,7 @@ def _columns(change: Control) -> dict[str, Any]:
 
 async def mark_cancelling(conn: AsyncConnection, batch_id: str, reason: str, launch_id: str = "") -> None:
     """From now on nothing of the batch can be claimed; its open rows are about to be closed."""
-    await _update(conn, batch_id, launch_id, {"cancelling": True, "control_reason": storable(reason)})
+    await _update(conn, batch_id, launch_id, {"cancelling": True, "control_reason": sanitize(reason)})
 
 
 async def _update(conn: AsyncConnection, batch_id: str, launch_id: str, values: dict[str, Any]) -> None:

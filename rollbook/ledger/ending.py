@@ -17,7 +17,7 @@ from models.admission import (
 )
 from models.outcome import Infra, OutcomeFacts, classify, earns_new_attempt, reward_of
 from rollbook.ledger import tables
-from rollbook.ledger.storable import told
+from rollbook.ledger.sanitize import redact_text
 
 ClosedBy = Literal["episode", "claim", "cancel", "reconcile"]
 State = Literal["final", "running", "waiting"]
@@ -72,7 +72,7 @@ async def closed(
         )
     )
     facts = OutcomeFacts(evaluation_completed=score is not None, infrastructure_failure_reason=reason)
-    return End(facts=facts, closed_by=closed_by, score=score, detail=told(detail)[:2000])
+    return End(facts=facts, closed_by=closed_by, score=score, detail=redact_text(detail)[:2000])
 
 
 async def decide(conn: AsyncConnection, row: RowMapping, batch: RowMapping, attempt_index: int, end: End) -> End:

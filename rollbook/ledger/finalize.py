@@ -12,7 +12,7 @@ from rollbook.ledger import tables
 from rollbook.ledger.borne_out import borne_out
 from rollbook.ledger.ending import End, decide, read_batch, record_end
 from rollbook.ledger.fence import lock_rollout
-from rollbook.ledger.storable import told
+from rollbook.ledger.sanitize import redact_text
 
 _COMPARED = (
     "evaluation_completed",
@@ -64,7 +64,7 @@ def _interpret(request: FinalizeRequest, evaluation: RowMapping | None) -> End:
         score=evaluation["score"] if completed and evaluation is not None else None,
         steps=request.steps,
         guest_failed=guest_failed and not completed,
-        detail=told(request.detail)[:2000],
+        detail=redact_text(request.detail)[:2000],
     )
 
 

@@ -21,8 +21,8 @@ from rollbook.ledger.catalog import find_task_set, members_of
 from rollbook.ledger.identity import trajectory_rollout_id
 from rollbook.ledger.records import Registered
 from rollbook.ledger.register import PLAN_DIGEST
+from rollbook.ledger.sanitize import redact_text
 from rollbook.ledger.selection import Member, select_tasks
-from rollbook.ledger.storable import told
 
 KIND = "imported"
 """Policy kind of a batch that ran elsewhere: it has no workflow and is never run again."""
@@ -214,7 +214,7 @@ async def _register(
             "tasks": TaskFilter(ids=sorted({one.member.task_id for one in ones})).model_dump(mode="json"),
             "samples": count,
             "policy": contract["policy"],
-            "note": told(source.note),
+            "note": redact_text(source.note),
         }
         row = {
             "batch_id": source.batch_id,
@@ -260,8 +260,8 @@ async def _record(conn: AsyncConnection, contract: dict[str, Any], planned: list
         "keys": keys,
         "admitted": [one.row.admitted for one in planned],
         "policies": [one.row.policy_id for one in planned],
-        "reasons": [told(one.row.reason) for one in planned],
-        "evidence": [canonical_json(told({"row": one.number, **one.row.said})) for one in planned],
+        "reasons": [redact_text(one.row.reason) for one in planned],
+        "evidence": [canonical_json(redact_text({"row": one.number, **one.row.said})) for one in planned],
     }
     await conn.execute(_DECISIONS, decisions)
     await conn.execute(_FINAL, {"keys": keys})
@@ -284,10 +284,10 @@ def _outcome(one: _Planned, reward_mode: str) -> dict[str, Any]:
         **row.facts.model_dump(),
         "guest_failed": False,
         "steps": row.steps,
-        "detail": told(row.detail),
-        "termination_reason": told(row.termination_reason),
+        "detail": redact_text(row.detail),
+        "termination_reason": redact_text(row.termination_reason),
         "runtime_eligible": row.admitted,
-        "runtime_admission_reason": told(row.reason),
+        "runtime_admission_reason": redact_text(row.reason),
         "runtime_admission_policy_id": row.policy_id,
         "score": row.score,
         "reward": row.reward,

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from models.batch import Counts
+from models.explain import did_you_mean
 from models.task import domain_rank
 from rollbook.errors import InvalidInput
 from rollbook.ledger.control import counts
@@ -83,9 +83,8 @@ class Reader:
         if found := await self.known_batch(batch_id):
             return found
         known = [row["batch_id"] for row in await self._rows("batch_ids")]
-        close = get_close_matches(batch_id, known, n=3, cutoff=0.5)
-        hint = f"; did you mean {', '.join(close)}?" if close else "; `rollbook status` lists them"
-        raise InvalidInput(f"batch: the ledger has no batch {batch_id!r}{hint}")
+        hint = did_you_mean(batch_id, known, count=3) or "`rollbook status` lists them"
+        raise InvalidInput(f"batch: the ledger has no batch {batch_id!r}; {hint}")
 
     async def known_batch(self, batch_id: str) -> BatchRow | None:
         """One batch, None if there is none of that id."""

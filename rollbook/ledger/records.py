@@ -11,22 +11,19 @@ from models.base import Sha256, Wire
 from models.episode import Observation
 from models.evidence import ArtifactRef
 from models.outcome import Infra, NonBlank, TerminalAction
-from rollbook.ledger.storable import storable, told
+from models.sanitize import LARGEST_COUNT, sanitize
+from rollbook.ledger.sanitize import redact_text
 
 UnitFloat = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 """A finite number within 0..1; bool, NaN and infinities are refused."""
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Clean = Annotated[str, BeforeValidator(told)]
-"""Text that Postgres can hold, without secrets, see `rollbook.ledger.storable`."""
-CleanJson = Annotated[dict[str, Any], BeforeValidator(told)]
+Clean = Annotated[str, BeforeValidator(redact_text)]
+"""Text that Postgres can hold, without secrets, see `rollbook.ledger.sanitize`."""
+CleanJson = Annotated[dict[str, Any], BeforeValidator(redact_text)]
 """JSON that Postgres can hold, without secrets."""
-Action = Annotated[str, BeforeValidator(storable)]
+Action = Annotated[str, BeforeValidator(sanitize)]
 """An action as it will run."""
-
-
-LARGEST_COUNT = 2**31 - 1
-"""The largest number of an integer column."""
 
 
 def _countable(value: Any) -> Any:

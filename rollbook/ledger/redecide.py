@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from models.admission import LEGACY_POLICY, POLICIES, RECONCILED_POLICY, AdmissionDecision, AdmissionFacts, Scope
 from models.identity import canonical_json
 from rollbook.errors import InvalidInput
-from rollbook.ledger.storable import told
+from rollbook.ledger.sanitize import redact_text
 
 _LOCK = text("""
     SELECT rollout_key, plan_order FROM rollout
@@ -140,11 +140,11 @@ def _by_hand(policy_id: str | None) -> bool:
 async def _append(
     conn: AsyncConnection, rule: Rule, scope: Scope, new: Sequence[tuple[RowMapping, AdmissionDecision]]
 ) -> None:
-    because = told(rule.because)
+    because = redact_text(rule.because)
     values = {
         "scope": scope.value,
         "policy_id": rule.policy_id,
-        "decided_by": told(rule.decided_by),
+        "decided_by": redact_text(rule.decided_by),
         "keys": [row["rollout_key"] for row, _ in new],
         "attempts": [row["attempt_index"] for row, _ in new],
         "indexes": [(row["decision_index"] or 0) + 1 for row, _ in new],

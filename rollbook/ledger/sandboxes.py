@@ -7,11 +7,11 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.episode import AttemptRef, DesktopRef
+from models.sanitize import sanitize
 from rollbook.errors import SandboxLost
 from rollbook.ledger import tables
 from rollbook.ledger.fence import fence
 from rollbook.ledger.records import Lease
-from rollbook.ledger.storable import storable
 
 _COLUMNS = tuple(name for name in Lease.__slots__ if name not in ("attempt_open", "lease_expired"))
 
@@ -96,7 +96,7 @@ async def sandbox_of(conn: AsyncConnection, attempt: AttemptRef) -> Lease | None
 async def sandbox_stopped(conn: AsyncConnection, sandbox_key: str, reason: str) -> bool:
     """The desktop is gone. Not fenced: whoever removes it says so. False if that was known already."""
     lease = tables.sandbox
-    values = {"state": "stopped", "stopped_at": func.now(), "stop_reason": storable(reason)}
+    values = {"state": "stopped", "stopped_at": func.now(), "stop_reason": sanitize(reason)}
     done = await conn.execute(
         lease.update().where(lease.c.sandbox_key == sandbox_key, lease.c.state != "stopped").values(values)
     )

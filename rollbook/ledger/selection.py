@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
+from models.explain import did_you_mean
 from models.task import TaskFilter, domain_rank
 from rollbook.errors import InvalidInput, SpecConflict
 
@@ -50,12 +50,8 @@ def select_tasks(members: Iterable[Member], wanted: TaskFilter) -> list[Member]:
 def _require_known(where: str, given: Iterable[str], known: set[str], what: str) -> None:
     for value in given:
         if value not in known:
-            close = get_close_matches(value, sorted(known), n=1, cutoff=0.5) or sorted(
-                k for k in known if k.startswith(value)
-            )
-            examples = ", ".join(sorted(known)[:3])
-            hint = f"; did you mean {close[0]}?" if close else f"; it has, for instance, {examples}"
-            raise InvalidInput(f"{where}: the task set has no {what} {value!r}{hint}")
+            hint = did_you_mean(value, known) or f"it has, for instance, {', '.join(sorted(known)[:3])}"
+            raise InvalidInput(f"{where}: the task set has no {what} {value!r}; {hint}")
 
 
 def compare(planned: Iterable[Planned], chosen: Iterable[Member], samples: int, *, extend: bool) -> None:

@@ -3,11 +3,10 @@
 The list decides which tasks belong to the set; the domain is the folder. Nothing is registered unless all is sound.
 """
 
-import difflib
-import json
 from pathlib import Path
 from typing import Any
 
+from models.explain import did_you_mean, parse_json
 from models.task import Task, read_task
 from rollbook.errors import InvalidInput
 
@@ -59,8 +58,8 @@ def _read_one(directory: Path, domain: str, task_id: str) -> Task:
     if path.parent.parent != directory / "examples" or path.name != f"{task_id}.json":
         raise ValueError("domain and id must be plain names")
     if not path.exists():
-        close = difflib.get_close_matches(task_id, [other.stem for other in path.parent.glob("*.json")], n=1)
-        raise ValueError(f"no such file{f'; did you mean {close[0]}?' if close else ''}")
+        hint = did_you_mean(task_id, (other.stem for other in path.parent.glob("*.json")))
+        raise ValueError(f"no such file{hint and f'; {hint}'}")
     task = read_task(domain, _load(path))
     if task.task_id != task_id:
         raise ValueError(f"id: is {task.task_id!r}, but the file is named {task_id!r}")
@@ -69,17 +68,6 @@ def _read_one(directory: Path, domain: str, task_id: str) -> Task:
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, object_pairs_hook=_unique)
+        return parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from error
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is not JSON")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key occurs twice in one object")
-    return found

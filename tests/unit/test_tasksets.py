@@ -86,7 +86,7 @@ def test_a_long_list_of_faults_is_cut(directory: Path) -> None:
     ("content", "message"),
     [
         (document("other"), "id: is 'other', but the file is named 't1'"),
-        ('{"id": "t1", "id": "t1"}', "a key occurs twice"),
+        ('{"id": "t1", "id": "t1"}', "the key 'id' occurs twice"),
         ('{"id": "t1", "score": NaN}', "NaN is not JSON"),
         ("[]", "examples/os/t1.json: "),
         (document("t1", proxy="yes"), "proxy: "),

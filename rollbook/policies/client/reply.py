@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.identity import canonical_json
-from rollbook.ledger.records import LARGEST_COUNT
-from rollbook.ledger.storable import storable
+from models.sanitize import LARGEST_COUNT, sanitize
 from rollbook.policies.client.document import read_json
 from rollbook.policies.client.errors import CallError, TransportFailed
 from rollbook.policies.client.faults import complaint, refusal
@@ -95,7 +94,7 @@ def _read(raw: bytes, asked: Asked, queued_s: float, latency_s: float) -> ChatRe
     reply = redact_value(received)
     withheld = reply != received or redact_bytes(asked.kept) != asked.kept
     if withheld:
-        reply = storable(without_tokens(reply))
+        reply = sanitize(without_tokens(reply))
         raw = json.dumps(reply, ensure_ascii=False).encode()
     if "error" in reply and not reply.get("choices"):  # some gateways report failures with status 200
         failure = refusal(_status_within(reply), raw, {}, asked.max_output_tokens)

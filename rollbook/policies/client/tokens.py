@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from rollbook.ledger.storable import storable
+from models.sanitize import sanitize
 
 _TOKEN_ID = "token_id:"
 _LARGEST_ID = 2**31 - 1
@@ -83,7 +83,7 @@ def _routed_experts(reply: dict[str, Any], choice: dict[str, Any]) -> list[Any] 
     places = [choice, choice.get("message")]
     places += [place.get(name) for place in (choice, reply) for name in _EXTENSIONS]
     given = _first(*(place.get("routed_experts") for place in places if isinstance(place, dict)))
-    kept: list[Any] | str | None = storable(given) if isinstance(given, list | str) and given else None
+    kept: list[Any] | str | None = sanitize(given) if isinstance(given, list | str) and given else None
     return kept
 
 

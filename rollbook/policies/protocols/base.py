@@ -4,7 +4,6 @@ Everything here is pure: the same inputs give the same bytes on every machine, s
 rollout can be rendered again and compared hash by hash.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -14,6 +13,7 @@ from pydantic import Field
 from models.base import Input
 from models.history import HistoryPlan
 from models.outcome import TerminalAction
+from models.sanitize import clean_text
 
 Size = tuple[int, int]
 """Width and height in pixels."""
@@ -21,8 +21,6 @@ Size = tuple[int, int]
 CoordinateType = Literal["relative", "absolute", "relative_1000", "qwen25"]
 """The space of the model's coordinates: 0..1, pixels of the image as sent, 0..1000, or pixels of the image as
 Qwen2.5-VL's processor resizes it."""
-
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 FailureKind = Literal["output_truncated", "empty_response", "unparseable"]
 
@@ -129,11 +127,6 @@ class Parsed:
     def kept_text(self) -> str:
         """Thought and Action as later prompts show them; the code is never among it (upstream contract §4)."""
         return kept_text(self.thought, self.action_text)
-
-
-def clean_text(text: str) -> str:
-    """Text that JSON, UTF-8 and Postgres can all hold: NUL and lone surrogates become U+FFFD."""
-    return _UNSTORABLE.sub("\ufffd", text)
 
 
 def kept_text(thought: str, action: str) -> str:

@@ -8,7 +8,8 @@ after the gap. The current observation comes last.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rollbook.policies.protocols.base import MediaRef, PastTurn, PromptInputs, ProtocolOptions, clean_text
+from models.sanitize import clean_text
+from rollbook.policies.protocols.base import MediaRef, PastTurn, PromptInputs, ProtocolOptions
 
 Message = dict[str, Any]
 

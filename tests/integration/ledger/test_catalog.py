@@ -33,9 +33,9 @@ async def test_documents_come_back_as_they_were(ledger: Ledger) -> None:
 async def test_what_postgres_cannot_hold_is_refused_with_the_task_named(ledger: Ledger, character: str) -> None:
     document = make_task(8).document | {"instruction": f"type {character}"}
     task = make_task(8).model_copy(update={"document": document})
-    with pytest.raises(InvalidInput, match="task task-008: the document holds a NUL or half a character"):
+    with pytest.raises(InvalidInput, match="task task-008: the document holds a NUL or an unpaired surrogate"):
         await ledger.register_task_set(fresh("set"), [task])
-    with pytest.raises(InvalidInput, match="it holds a NUL or half a character"):
+    with pytest.raises(InvalidInput, match="it holds a NUL or an unpaired surrogate"):
         await ledger.register_script(fresh("script"), {"tasks": {"x": character}})
 
 
