@@ -29,10 +29,11 @@ down: ## stop the local stack and remove its desktops
 test: setup ## all tests: unit, integration, faults, fidelity (servers are started by fixtures)
 	@.venv/bin/python -m pytest $(ARGS)
 
-lint: python ## ruff and mypy
+lint: python ## ruff, mypy and the wording check
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
+	@.venv/bin/python scripts/check_wording.py --report | tail -1
 
 format: python ## format the code
 	@.venv/bin/ruff check --fix .
