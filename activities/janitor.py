@@ -17,8 +17,7 @@ from models.reconcile import Reconciled, ReconcileRequest
 from rollbook.errors import Fenced, RollbookError
 from rollbook.ledger.reconcile import OpenBatch
 from rollbook.ledger.records import Lease, Suspect
-from rollbook.sandboxes.provider import LABEL_DEPLOYMENT
-from rollbook.sandboxes.removal import remove_sandbox
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, remove_sandbox
 from rollbook.worker.services import Services
 
 SHOWN = 50

@@ -15,7 +15,7 @@ from rollbook.errors import InvalidInput
 from rollbook.ledger.records import Claim
 from rollbook.ledger.selection import Member, select_tasks
 from rollbook.policies.resolve import contract_for, resolve_policy
-from rollbook.sandboxes.image import image_tag
+from rollbook.sandboxes.docker.image import image_tag
 from rollbook.worker.services import Services
 
 START_SLACK_S = 120.0

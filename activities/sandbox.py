@@ -10,10 +10,9 @@ from models import names
 from models.episode import AttemptRef, DesktopRef
 from models.web import needs_web
 from rollbook.errors import Fenced, RollbookError, SandboxLost
+from rollbook.guest.http import GUEST_PORT, read_nonce
 from rollbook.ledger.records import AttemptContext
-from rollbook.sandboxes.nonce import read_nonce
-from rollbook.sandboxes.provider import GUEST_PORT, SandboxSpec
-from rollbook.sandboxes.removal import remove_sandbox
+from rollbook.sandboxes.provider import SandboxSpec, remove_sandbox
 from rollbook.worker.services import Services
 
 

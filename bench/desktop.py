@@ -4,6 +4,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import docker
 
@@ -11,10 +12,10 @@ from bench.report import Figure
 from models.episode import DesktopRef
 from rollbook.config.settings import get_settings
 from rollbook.desktop.http_driver import HttpDriver
+from rollbook.guest.http import GUEST_PORT, read_nonce
+from rollbook.sandboxes.docker.image import ensure_image
 from rollbook.sandboxes.docker.provider import DockerProvider
-from rollbook.sandboxes.image import ensure_image
-from rollbook.sandboxes.nonce import read_nonce
-from rollbook.sandboxes.provider import GUEST_PORT, LABEL_DEPLOYMENT, SandboxHandle, SandboxSpec
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxHandle, SandboxSpec
 
 CALLS = 40
 ACTION = "import pyautogui; pyautogui.moveTo({x}, 300); pyautogui.click()"
@@ -52,11 +53,13 @@ async def _calls(provider: DockerProvider, handle: SandboxHandle) -> list[Figure
     nonce = await read_nonce(guest, 10)
     desktop = DesktopRef(provider="docker", sandbox_id=handle.sandbox_id, sandbox_key=handle.key, nonce=nonce)
 
+    endpoint = partial(provider.endpoint, handle.sandbox_id)
+
     async def timed(work: Callable[[HttpDriver, int], Awaitable[object]]) -> list[float]:
         found = []
         for number in range(CALLS):
             began = time.monotonic()
-            driver = HttpDriver(provider, desktop, await provider.endpoint(handle.sandbox_id, GUEST_PORT), None)
+            driver = HttpDriver(desktop, await endpoint(GUEST_PORT), None, endpoint)
             await work(driver, number)
             await driver.close()
             found.append((time.monotonic() - began) * 1000)

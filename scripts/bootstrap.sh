@@ -107,5 +107,5 @@ say "evaluator environment (.venv-osworld)"
 say "Docker engine"
 .venv/bin/python -m rollbook.stack engine
 say "desktop image (the first build takes some minutes)"
-.venv/bin/python -m rollbook.sandboxes.image
+.venv/bin/python -m rollbook.sandboxes.docker.image
 say "ready"

@@ -15,7 +15,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from rollbook.config.settings import get_settings
-from rollbook.sandboxes.image import ensure_image
+from rollbook.sandboxes.docker.image import ensure_image
 from tests.support.servers import (
     PostgresServer,
     TemporalServer,

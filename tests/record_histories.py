@@ -15,7 +15,7 @@ import docker
 from temporalio.client import WorkflowFailureError
 
 from rollbook.config.settings import PROJECT_ROOT, get_settings
-from rollbook.sandboxes.image import ensure_image
+from rollbook.sandboxes.docker.image import ensure_image
 from tests.support.servers import scratch_directory
 from tests.support.waiting import until
 from tests.support.world import World, broken_world, counting_script, counting_task

@@ -50,7 +50,7 @@ async def _resolved(found: Settings, spec: BatchSpec) -> tuple[Resolved, list[st
 
 
 def _image(found: Settings, spec: BatchSpec) -> str:
-    from rollbook.sandboxes.image import image_tag
+    from rollbook.sandboxes.docker.image import image_tag
 
     return spec.desktop.image or found.desktop_image or image_tag(spec.desktop.variant)
 

@@ -16,8 +16,7 @@ from rollbook.cli.out import duration, print_json, print_table, say
 from rollbook.cli.state import age_s
 from rollbook.config.settings import Settings
 from rollbook.ledger import Ledger
-from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxProvider
-from rollbook.sandboxes.removal import remove_sandbox
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxProvider, remove_sandbox
 
 sandboxes = typer.Typer(no_args_is_help=True, help="List and reap desktops of this deployment.")
 

@@ -10,10 +10,15 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from rollbook.errors import ActionFailed, SandboxLost
-from rollbook.sandboxes.guest_http import ask_guest, guest_http, parse_guest_json
-from rollbook.sandboxes.nonce import read_nonce
-from rollbook.sandboxes.provider import Endpoint
-from rollbook.sandboxes.readiness import MAX_SCREENSHOT_BYTES, screenshot_size
+from rollbook.guest.http import (
+    MAX_SCREENSHOT_BYTES,
+    Endpoint,
+    ask_guest,
+    guest_http,
+    parse_guest_json,
+    read_nonce,
+    screenshot_size,
+)
 
 T = TypeVar("T")
 

@@ -1,6 +1,7 @@
 """A real desktop, reached over HTTP: the guest client for the agent, OSWorld's own code for setup and evaluation."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -21,33 +22,33 @@ from rollbook.errors import (
     SetupFailed,
     SetupInterrupted,
 )
-from rollbook.osworld.carried import collect, seed, written_by
+from rollbook.guest.http import SERVICE_PORTS, Endpoint
+from rollbook.osworld.cache_files import collect, restore, written_by
 from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.osworld.runner import PhaseResult, cache_dir, run_phase
-from rollbook.sandboxes.provider import SERVICE_PORTS, Endpoint, SandboxProvider
 
 LOG_LIMIT_BYTES = 4 * 2**20
 
 _FILES = TypeAdapter(Files)
+
+GetEndpoint = Callable[[int], Awaitable[Endpoint]]
 
 CLIENT_PASSWORD = "password"
 """The guest user's password: a public constant of OSWorld's images, not a secret."""
 
 
 class HttpDriver:
-    """One desktop of any provider that gives endpoints."""
+    """A desktop whose guest runs OSWorld's server; `endpoint` returns where one of its ports is reached now."""
 
-    def __init__(
-        self, provider: SandboxProvider, desktop: DesktopRef, guest: Endpoint, env: EvaluatorEnv | None
-    ) -> None:
-        self._provider = provider
-        self._desk = desktop
+    def __init__(self, desktop: DesktopRef, guest: Endpoint, env: EvaluatorEnv | None, endpoint: GetEndpoint) -> None:
+        self._endpoint = endpoint
+        self._desktop = desktop
         self._client = GuestClient(guest, nonce=desktop.nonce)
         self._env = env
 
     async def prepare(self, job: Job, note: Note, keep: Keep) -> Files:
         """See `Driver.prepare`."""
-        await self._client.check_nonce(self._desk.nonce)
+        await self._client.check_nonce(self._desktop.nonce)
         await self._probe(job)
         names = written_by(job.task.get("config") or [])
         endpoints = await self._equip(job)
@@ -77,7 +78,7 @@ class HttpDriver:
 
     async def postconfig(self, job: Job, note: Note, keep: Keep) -> Files:
         """See `Driver.postconfig`."""
-        await self._client.check_nonce(self._desk.nonce)
+        await self._client.check_nonce(self._desktop.nonce)
         steps = job.task["evaluator"].get("postconfig")
         if not steps:
             return {}
@@ -140,8 +141,8 @@ class HttpDriver:
     async def _equip(self, job: Job) -> dict[int, Endpoint]:
         """What a phase needs on this side. Before it is claimed: without an engine or room on the disk it is tried
         again, and after a claim that would be a phase that was interrupted."""
-        await asyncio.to_thread(seed, cache_dir(job.work_dir, job.task["id"]), job.files)
-        return {port: await self._provider.endpoint(self._desk.sandbox_id, port) for port in SERVICE_PORTS}
+        await asyncio.to_thread(restore, cache_dir(job.work_dir, job.task["id"]), job.files)
+        return {port: await self._endpoint(port) for port in SERVICE_PORTS}
 
     async def _run(
         self,
@@ -162,9 +163,9 @@ class HttpDriver:
             screen=(desktop["screen_width"], desktop["screen_height"]),
             client_password=CLIENT_PASSWORD,
             timeout_s=job.timeout_s,
-            expected_nonce=self._desk.nonce,
+            expected_nonce=self._desktop.nonce,
             env=self._env,
-            on_tick=lambda: note(phase),
+            on_progress=lambda: note(phase),
         )
 
     @staticmethod

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from rollbook.desktop.client import ExecuteResult, GuestClient, GuestRefused, GuestReplaced
 from rollbook.desktop.runtimes import ActionRuntime
 from rollbook.errors import ActionFailed, SandboxLost
-from rollbook.sandboxes.guest_http import parse_guest_json
+from rollbook.guest.http import parse_guest_json
 
 Status = Literal["ok", "raised", "timeout", "in_doubt", "refused"]
 
@@ -296,4 +296,4 @@ def guest_answer(result: ExecuteResult) -> dict[str, Any] | None:
 
 @cache
 def _prologue() -> str:
-    return (files("rollbook.desktop") / "guest" / "journal.py").read_text()
+    return (files("rollbook.desktop") / "inside" / "journal.py").read_text()

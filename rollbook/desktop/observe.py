@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from rollbook.desktop.client import GuestClient, GuestRefused
 from rollbook.errors import SandboxLost
-from rollbook.sandboxes.readiness import declared_size
+from rollbook.guest.http import declared_size
 
 
 @dataclass(frozen=True)

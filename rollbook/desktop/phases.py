@@ -46,7 +46,7 @@ async def finish_phase(client: GuestClient, phase: str, note: str = "") -> None:
 
 
 async def _ask(client: GuestClient, phase: str, verb: str, *, token: str = "", note: str = "") -> dict[str, Any]:
-    source = resources.files("rollbook.desktop.guest").joinpath("phase.py").read_text()
+    source = resources.files("rollbook.desktop.inside").joinpath("phase.py").read_text()
     request = {"directory": DIRECTORY, "phase": phase, "verb": verb, "token": token, "note": note}
     command = ["python3", "-c", f"{source}\nmain({request!r})"]
     for number in range(1, _TRIES + 1):

@@ -10,7 +10,7 @@ from typing import Literal
 
 from rollbook.desktop.client import GuestClient
 from rollbook.errors import InvalidInput, SandboxLost
-from rollbook.sandboxes.guest_http import parse_guest_json
+from rollbook.guest.http import parse_guest_json
 
 RuntimeId = Literal["canonical", "exact-input"]
 
@@ -18,7 +18,7 @@ PREAMBLE = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
 """OSWorld's own prefix (osworld-notes §2). It joins by `;`, so an action that begins with `for` or `if` is a syntax
 error there, and must be one here."""
 
-_GUEST = files("rollbook.desktop") / "guest"
+_GUEST = files("rollbook.desktop") / "inside"
 _TYPE_LESS_THAN = 'pyautogui.hotkey("shift", ",")'
 
 

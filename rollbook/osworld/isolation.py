@@ -1,6 +1,6 @@
 """How the evaluator's process is locked in: bubblewrap where it works, a plain process otherwise.
 
-In the cage: no network but a bridge to the forwarder's unix sockets, a root file system of read-only system
+In the isolation: no network but a bridge to the forwarder's unix sockets, a root file system of read-only system
 directories, the environment and the attempt's own three directories, its own process tree, user nobody. As root the
 process really becomes nobody; as an ordinary user (or where root may not do that) it is nobody in a user namespace.
 """
@@ -34,7 +34,7 @@ Kind = Literal["bwrap", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class Directories:
     """The directories that one phase works with."""
 
     root: Path
@@ -45,11 +45,13 @@ class Box:
     """Unix sockets of the forwarder, one per guest port."""
 
 
-_INSIDE_BOX = Box(*(Path(p) for p in ("/attempt", "/attempt/cache", "/attempt/home", "/attempt/out", "/run/guest")))
+_INSIDE_DIRS = Directories(
+    *(Path(p) for p in ("/attempt", "/attempt/cache", "/attempt/home", "/attempt/out", "/run/guest"))
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Cage:
+class Isolation:
     """A way to start the evaluator."""
 
     kind: Kind
@@ -73,15 +75,15 @@ class Cage:
         """User that must own the attempt's directories; None: ourselves."""
         return NOBODY if self.drop_root else None
 
-    def inside(self, box: Box) -> Box:
-        """The box as the process sees it."""
-        return _INSIDE_BOX if self.kind == "bwrap" else box
+    def inside(self, directories: Directories) -> Directories:
+        """The directories as the process sees it."""
+        return _INSIDE_DIRS if self.kind == "bwrap" else directories
 
-    def environment(self, box: Box) -> dict[str, str]:
+    def environment(self, directories: Directories) -> dict[str, str]:
         """The whole environment of the process: nothing of ours leaks in."""
         variables = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
-            "HOME": str(self.inside(box).home),
+            "HOME": str(self.inside(directories).home),
             "LANG": "C.UTF-8",
             "TZ": "UTC",
             "PYTHON_DOTENV_DISABLED": "1",  # desktop_env would look for a .env file up from its own directory
@@ -93,18 +95,18 @@ class Cage:
             variables |= {name: os.environ[name] for name in _PROXY_VARIABLES if name in os.environ}
         return variables
 
-    def command(self, env: EvaluatorEnv, box: Box) -> list[str]:
+    def command(self, env: EvaluatorEnv, directories: Directories) -> list[str]:
         """The command line of the phase's process."""
         python = [str(env.python), "-I", "-B", "-X", "utf8"]
         if self.kind == "none":
             return [*python, str(INSIDE)]
-        return [*self._bwrap(env, box), *python, "/run/inside"]
+        return [*self._bwrap(env, directories), *python, "/run/inside"]
 
-    def _bwrap(self, env: EvaluatorEnv, box: Box) -> list[str]:
-        inside = self.inside(box)
+    def _bwrap(self, env: EvaluatorEnv, directories: Directories) -> list[str]:
+        inside = self.inside(directories)
         readable = [*((path, path) for path in _python_directories(env)), (INSIDE, Path("/run/inside"))]
-        readable.append((box.sockets, inside.sockets))
-        writable = [(box.cache, inside.cache), (box.home, inside.home), (box.out, inside.out)]
+        readable.append((directories.sockets, inside.sockets))
+        writable = [(directories.cache, inside.cache), (directories.home, inside.home), (directories.out, inside.out)]
         return [
             *("bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
             *(() if self.network == "host" else ("--unshare-net",)),
@@ -129,8 +131,8 @@ class Cage:
             yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
 
 
-async def choose_cage(env: EvaluatorEnv, network: Literal["none", "host"]) -> Cage:
-    """The strictest cage that the setting asks for and this machine can build (found out once per process).
+async def choose_isolation(env: EvaluatorEnv, network: Literal["none", "host"]) -> Isolation:
+    """The strictest isolation that the setting asks for and this machine can build (found out once per process).
 
     Raises ConfigError when bubblewrap does not work here and ROLLBOOK_EVALUATOR_ISOLATION is `bwrap`, or `auto` in a
     worker that runs as root: content of an agent is never evaluated as root unless the setting says `none`. Raises it
@@ -138,45 +140,45 @@ async def choose_cage(env: EvaluatorEnv, network: Literal["none", "host"]) -> Ca
     """
     wanted = evaluator_settings().evaluator_isolation
     if wanted == "none":
-        return Cage("none", "ROLLBOOK_EVALUATOR_ISOLATION=none")
-    cage = await working_cage(env)
-    if cage.kind == "none":
+        return Isolation("none", "ROLLBOOK_EVALUATOR_ISOLATION=none")
+    isolation = await working_isolation(env)
+    if isolation.kind == "none":
         if wanted == "bwrap":
-            raise ConfigError(f"ROLLBOOK_EVALUATOR_ISOLATION=bwrap, but bubblewrap does not work: {cage.reason}")
+            raise ConfigError(f"ROLLBOOK_EVALUATOR_ISOLATION=bwrap, but bubblewrap does not work: {isolation.reason}")
         if os.geteuid() == 0:
             raise ConfigError(
-                f"bubblewrap does not work ({cage.reason}), and a worker that is root does not evaluate unconfined: "
+                f"bubblewrap does not work ({isolation.reason}), and a worker does not evaluate unconfined as root: "
                 "make bubblewrap work (`rollbook doctor` says how), run the worker as an ordinary user, or set "
                 "ROLLBOOK_EVALUATOR_ISOLATION=none"
             )
-        return cage
-    return replace(cage, network=network)
+        return isolation
+    return replace(isolation, network=network)
 
 
-_found: dict[Path, Cage] = {}
+_found: dict[Path, Isolation] = {}
 
 
-async def working_cage(env: EvaluatorEnv) -> Cage:
-    """A cage that was seen to start this environment's Python, or one of kind `none` that says why not.
+async def working_isolation(env: EvaluatorEnv) -> Isolation:
+    """A isolation that was seen to start this environment's Python, or one of kind `none` that says why not.
 
     Only what is certain is remembered. Raises ConfigError when the trial was too slow or was ended from outside: that
     tells of a busy machine, and nothing of bubblewrap.
     """
     if shutil.which("bwrap") is None:
-        return Cage("none", "bwrap is not installed (Debian: apt install bubblewrap)")
+        return Isolation("none", "bwrap is not installed (Debian: apt install bubblewrap)")
     if env.python not in _found:
-        _found[env.python] = await _find_cage(env)
+        _found[env.python] = await _find_isolation(env)
     return _found[env.python]
 
 
-async def _find_cage(env: EvaluatorEnv) -> Cage:
+async def _find_isolation(env: EvaluatorEnv) -> Isolation:
     problem = ""
     for user_namespace in (False, True) if os.geteuid() == 0 else (True,):
-        cage = Cage("bwrap", network="none", user_namespace=user_namespace)
-        problem = await _try(cage, env)
+        isolation = Isolation("bwrap", network="none", user_namespace=user_namespace)
+        problem = await _try(isolation, env)
         if not problem:
-            return cage
-    return Cage("none", problem)
+            return isolation
+    return Isolation("none", problem)
 
 
 _PROBE = """
@@ -193,12 +195,12 @@ with sync_playwright():
 """
 
 
-async def _try(cage: Cage, env: EvaluatorEnv) -> str:
-    """Start Python in the cage as a phase would; the problem, or an empty string. ConfigError: no result."""
-    with _probe_box(cage.owner) as box:
-        command = [*cage.command(env, box)[:-1], "-c", _PROBE]
+async def _try(isolation: Isolation, env: EvaluatorEnv) -> str:
+    """Start Python in the isolation as a phase would; the problem, or an empty string. ConfigError: no result."""
+    with _probe_directories(isolation.owner) as directories:
+        command = [*isolation.command(env, directories)[:-1], "-c", _PROBE]
         process = await asyncio.create_subprocess_exec(
-            *command, env=cage.environment(box), stdin=asyncio.subprocess.DEVNULL,
+            *command, env=isolation.environment(directories), stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         try:
@@ -219,15 +221,15 @@ async def _try(cage: Cage, env: EvaluatorEnv) -> str:
 
 
 @contextmanager
-def _probe_box(owner: int | None) -> Iterator[Box]:
+def _probe_directories(owner: int | None) -> Iterator[Directories]:
     with tempfile.TemporaryDirectory(prefix="rollbook-") as name:
         root = Path(name)
-        box = Box(root, root / "cache", root / "home", root / "out", root / "s")
-        for directory in (box.cache, box.home, box.out, box.sockets):
+        directories = Directories(root, root / "cache", root / "home", root / "out", root / "s")
+        for directory in (directories.cache, directories.home, directories.out, directories.sockets):
             directory.mkdir(mode=0o755)
             if owner is not None:
                 os.chown(directory, owner, owner)
-        yield box
+        yield directories
 
 
 def _system_directories() -> Iterator[str]:

@@ -4,13 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rollbook.sandboxes.forwarder.log import ANSWERED, Exchange, ExchangeLog, Outcome
+from rollbook.guest.exchanges import ANSWERED, Exchange, ExchangeLog, Outcome
+from rollbook.guest.http import GUEST_PORT
 
 Phase = Literal["prepare", "postconfig", "evaluate"]
 Status = Literal["ok", "failed", "timeout"]
 Network = Literal["none", "host"]
-
-GUEST_PORT = 5000
 
 CLOSED_APPLICATION = frozenset({Outcome.REFUSED, Outcome.RESET})
 """How an exchange with Chromium or VLC ends when the application is closed: nothing listens, or what passes the port
@@ -96,7 +95,7 @@ class PhaseResult:
     """URLs that the phase had to fetch because they were not in the cache directory."""
 
 
-def judge(phase: Phase, run: ChildRun, log: ExchangeLog, guest: GuestCheck) -> Verdict:
+def interpret_results(phase: Phase, run: ChildRun, log: ExchangeLog, guest: GuestCheck) -> Verdict:
     """Decide what a phase came to. The guest's failures come first: no other fact is worth anything after one."""
     if verdict := _guest_verdict(phase, run, log, guest):
         return verdict

@@ -17,19 +17,18 @@ from typing import Any
 
 from rollbook.config.osworld import evaluator_settings
 from rollbook.errors import InvalidInput, SandboxLost
-from rollbook.osworld.downloads import missing_downloads
+from rollbook.guest.exchanges import Exchange, ExchangeLog, Outcome
+from rollbook.guest.forwarder import Forwarder
+from rollbook.guest.http import CHROMIUM_PORT, GUEST_PORT, VLC_PORT, Endpoint, read_nonce
+from rollbook.osworld.cache_files import missing_downloads, read_regular
 from rollbook.osworld.environment import EvaluatorEnv
-from rollbook.osworld.isolation import Box, Cage, choose_cage
-from rollbook.osworld.logs import redact, tidy_log
+from rollbook.osworld.isolation import Directories, Isolation, choose_isolation
 from rollbook.osworld.process import KillableProcess
-from rollbook.osworld.results import GUEST_PORT, ChildRun, GuestCheck, Phase, PhaseResult, judge
-from rollbook.osworld.untrusted import read_regular
-from rollbook.sandboxes.forwarder.server import EndpointLike, Exchange, ExchangeLog, Forwarder, Outcome
-from rollbook.sandboxes.nonce import read_nonce
+from rollbook.osworld.results import ChildRun, GuestCheck, Phase, PhaseResult, interpret_results
 
 __all__ = ["PhaseResult", "cache_dir", "run_phase"]
 
-PORTS = {"server": 5000, "chromium": 9222, "vlc": 8080}
+PORTS = {"server": GUEST_PORT, "chromium": CHROMIUM_PORT, "vlc": VLC_PORT}
 """Guest ports that OSWorld's setup and evaluation use."""
 
 TICK_S = 0.5
@@ -48,14 +47,14 @@ class _Job:
 
     phase: Phase
     task: dict[str, Any]
-    endpoints: Mapping[int, EndpointLike]
+    endpoints: Mapping[int, Endpoint]
     work_dir: Path
     terminal_action: str | None
     screen: tuple[int, int]
     client_password: str
     timeout_s: float
     env: EvaluatorEnv
-    on_tick: Callable[[], None] | None
+    on_progress: Callable[[], None] | None
 
 
 def cache_dir(work_dir: Path, task_id: str) -> Path:
@@ -67,7 +66,7 @@ async def run_phase(
     phase: Phase,
     *,
     task: dict[str, Any],
-    endpoints: Mapping[int, EndpointLike],
+    endpoints: Mapping[int, Endpoint],
     work_dir: Path,
     terminal_action: str | None,
     screen: tuple[int, int],
@@ -75,12 +74,12 @@ async def run_phase(
     timeout_s: float,
     expected_nonce: str | None,
     env: EvaluatorEnv,
-    on_tick: Callable[[], None] | None = None,
+    on_progress: Callable[[], None] | None = None,
 ) -> PhaseResult:
     """Run `prepare` (the task's config), `postconfig`, or `evaluate` (without postconfig) and say what came of it.
 
     `endpoints` maps guest ports (5000; 9222 and 8080 where the guest has them) to where they are reached; `work_dir`
-    belongs to one attempt; `on_tick` is called about twice a second. Failures of guest, task and evaluator are
+    belongs to one attempt; `on_progress` is called about twice a second. Failures of guest, task and evaluator are
     results. Raises InvalidInput for arguments that cannot be right and ConfigError for a missing isolation.
     Cancelling kills the evaluator before CancelledError goes on.
     """
@@ -94,23 +93,23 @@ async def run_phase(
         client_password,
         timeout_s,
         env,
-        on_tick,
+        on_progress,
     )
     _validate(job)
     started = time.monotonic()
     guest = await _probe(job, expected_nonce)
     if guest.after is None or not guest.same:
-        log, run, cage = ExchangeLog(), ChildRun("aborted", None, None), Cage("none", "never started")
+        log, run, isolation = ExchangeLog(), ChildRun("aborted", None, None), Isolation("none", "never started")
         downloads: tuple[str, ...] = ()
         await asyncio.to_thread(_make_directories, job)
     else:
         downloads = await asyncio.to_thread(missing_downloads, task, phase, cache_dir(job.work_dir, task["id"]))
-        cage = await choose_cage(env, network="host" if downloads else "none")
-        await asyncio.to_thread(_make_directories, job, cage.owner)
-        run, log = await _run_child(job, cage, guest)
+        isolation = await choose_isolation(env, network="host" if downloads else "none")
+        await asyncio.to_thread(_make_directories, job, isolation.owner)
+        run, log = await _run_child(job, isolation, guest)
         guest = await _probe(job, guest.expected)
     await asyncio.to_thread(tidy_log, _log_path(job), client_password)
-    return _report(job, run, log, guest, cage, downloads, time.monotonic() - started)
+    return _report(job, run, log, guest, isolation, downloads, time.monotonic() - started)
 
 
 def _absolute(path: Path) -> Path:
@@ -142,7 +141,7 @@ async def _probe(job: _Job, expected: str | None) -> GuestCheck:
     return GuestCheck(expected, None, error)
 
 
-async def _run_child(job: _Job, cage: Cage, guest: GuestCheck) -> tuple[ChildRun, ExchangeLog]:
+async def _run_child(job: _Job, isolation: Isolation, guest: GuestCheck) -> tuple[ChildRun, ExchangeLog]:
     suspicion = asyncio.Event()
 
     def on_exchange(exchange: Exchange) -> None:
@@ -151,26 +150,28 @@ async def _run_child(job: _Job, cage: Cage, guest: GuestCheck) -> tuple[ChildRun
 
     with tempfile.TemporaryDirectory(prefix="rollbook-") as sockets, _exchange_path(job).open("w") as lines:
         log = ExchangeLog(file=lines)
-        public = Path(sockets) / "s"  # readable inside the cage; its parent keeps everybody else out
+        public = Path(sockets) / "s"  # readable inside the isolation; its parent keeps everybody else out
         public.mkdir(mode=0o755)
         async with Forwarder(
             {port: job.endpoints[port] for port in PORTS.values() if port in job.endpoints},
             log=log,
-            socket_dir=public if cage.bridged else None,
+            socket_dir=public if isolation.bridged else None,
             idle_timeout_s=IDLE_TIMEOUT_S[job.phase],
             on_exchange=on_exchange,
         ) as forwarder:
-            box = Box(job.work_dir, job.work_dir / "cache", job.work_dir / "home", job.work_dir / "out", public)
-            request = _request(job, cage, box, forwarder)
+            directories = Directories(
+                job.work_dir, job.work_dir / "cache", job.work_dir / "home", job.work_dir / "out", public
+            )
+            request = _request(job, isolation, directories, forwarder)
             with _log_path(job).open("wb") as output:
                 child = KillableProcess(
-                    cage.command(job.env, box), stdin=json.dumps(request).encode(), log=output, cwd=box.home,
-                    env=cage.environment(box),
+                    isolation.command(job.env, directories), stdin=json.dumps(request).encode(), log=output,
+                    cwd=directories.home, env=isolation.environment(directories),
                 )  # fmt: skip
                 async with child:
                     ended, code = await _watch(job, child, suspicion)
                     log.close()
-        answer = await asyncio.to_thread(_read_answer, box.out / "result.json") if ended == "exited" else None
+        answer = await asyncio.to_thread(_read_answer, directories.out / "result.json") if ended == "exited" else None
         return ChildRun(ended, code, answer if code == 0 else None), log
 
 
@@ -187,17 +188,17 @@ async def _watch(job: _Job, child: KillableProcess, suspicion: asyncio.Event) ->
                 return "aborted", None
             if child.resident_bytes() > memory_bytes:
                 return "memory", None
-            if job.on_tick is not None:
-                job.on_tick()
+            if job.on_progress is not None:
+                job.on_progress()
         return "timeout", None
     finally:
         exited.cancel()
         suspected.cancel()
 
 
-def _request(job: _Job, cage: Cage, box: Box, forwarder: Forwarder) -> dict[str, Any]:
-    inside = cage.inside(box)
-    if cage.bridged:
+def _request(job: _Job, isolation: Isolation, directories: Directories, forwarder: Forwarder) -> dict[str, Any]:
+    inside = isolation.inside(directories)
+    if isolation.bridged:
         ports = dict(PORTS)
         bridge = {port: str(inside.sockets / f"{port}.sock") for port in forwarder.sockets}
     else:
@@ -215,8 +216,8 @@ def _request(job: _Job, cage: Cage, box: Box, forwarder: Forwarder) -> dict[str,
         "terminal_action": job.terminal_action,
         "screen": list(job.screen),
         "client_password": job.client_password,
-        "drop_root": cage.drop_root,
-        "parent_pid": None if cage.kind == "bwrap" else os.getpid(),
+        "drop_root": isolation.drop_root,
+        "parent_pid": None if isolation.kind == "bwrap" else os.getpid(),
         "limits": {
             "memory_bytes": 4 * evaluator_settings().evaluator_memory_bytes,
             "cpu_s": int(job.timeout_s) + 60,
@@ -260,9 +261,15 @@ def _exchange_path(job: _Job) -> Path:
 
 
 def _report(
-    job: _Job, run: ChildRun, log: ExchangeLog, guest: GuestCheck, cage: Cage, downloads: tuple[str, ...], took_s: float
+    job: _Job,
+    run: ChildRun,
+    log: ExchangeLog,
+    guest: GuestCheck,
+    isolation: Isolation,
+    downloads: tuple[str, ...],
+    took_s: float,
 ) -> PhaseResult:
-    verdict = judge(job.phase, run, log, guest)
+    verdict = interpret_results(job.phase, run, log, guest)
     answer = run.answer or {}
     return PhaseResult(
         phase=job.phase,
@@ -280,10 +287,36 @@ def _report(
         log_path=_log_path(job),
         exchange_log_path=_exchange_path(job),
         duration_s=took_s,
-        isolation=cage.kind,
-        isolation_reason=cage.reason,
-        network=cage.network,
+        isolation=isolation.kind,
+        isolation_reason=isolation.reason,
+        network=isolation.network,
         evaluator_revision=job.env.revision,
         numpy=job.env.numpy,
         downloads=downloads,
     )
+
+
+LOG_LIMIT = 4 * 2**20
+"""Bytes of a log that are kept: its first and its last half."""
+
+WELL_KNOWN_PASSWORDS = frozenset({"", "password", "osworld-public-evaluation"})
+"""OSWorld's published defaults: no secrets, and too common as words to blot out."""
+
+
+def redact(text: str, password: str) -> str:
+    """The text without the password, unless that is one of OSWorld's published ones."""
+    return text if password in WELL_KNOWN_PASSWORDS else text.replace(password, "[password]")
+
+
+def tidy_log(path: Path, password: str) -> None:
+    """Cut the middle out of an oversized log and blot out the password. The file need not exist."""
+    path.touch()
+    size = path.stat().st_size
+    if size <= LOG_LIMIT and password in WELL_KNOWN_PASSWORDS:
+        return
+    with path.open("rb") as file:
+        data = file.read(LOG_LIMIT // 2 if size > LOG_LIMIT else size)
+        if size > LOG_LIMIT:
+            file.seek(size - LOG_LIMIT // 2)
+            data += f"\n[{size - LOG_LIMIT} bytes left out]\n".encode() + file.read(LOG_LIMIT // 2)
+    path.write_text(redact(data.decode("utf-8", "replace"), password))

@@ -1,7 +1,7 @@
 """What every sandbox provider promises, and the small objects that pass between it and its callers (DESIGN §7)."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal, Protocol
@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from models.identity import sandbox_key
+from rollbook.guest.http import SERVICE_PORTS, Endpoint, OnProgress
 
 LABEL_DEPLOYMENT = "rollbook.deployment"
 LABEL_KEY = "rollbook.key"
@@ -17,26 +18,17 @@ LABEL_ATTEMPT = "rollbook.attempt"
 LABEL_BATCH = "rollbook.batch"
 LABEL_EXPIRES = "rollbook.expires_at"
 
-GUEST_PORT = 5000
-CHROMIUM_PORT = 9222
-VLC_PORT = 8080
-SERVICE_PORTS = (GUEST_PORT, CHROMIUM_PORT, VLC_PORT)
-"""Guest server, Chromium's debugger, VLC's HTTP interface: fixed by OSWorld's tasks."""
 
-Tick = Callable[[str], None]
-"""Called often during long waits with a short note about progress; activities heartbeat in it."""
-
-
-def no_tick(note: str) -> None:
+def ignore_progress(note: str) -> None:
     """For callers that do not heartbeat."""
 
 
-Ours = Callable[[], Awaitable[bool]]
+IsOwner = Callable[[], Awaitable[bool]]
 """Asked before a failed or cancelled start cleans up: is the desktop still this caller's to remove? A try that was
 given up for dead may wake up when another try has adopted the desktop."""
 
 
-async def always_ours() -> bool:
+async def always_owner() -> bool:
     """For callers without rivals."""
     return True
 
@@ -162,14 +154,6 @@ class SandboxInfo:
     labels: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """How to reach one port of a guest: an absolute URL, and headers that its gateway wants."""
-
-    url: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
 class SandboxProvider(Protocol):
     """Creates, finds and removes desktops. Every method may be repeated, and raises ProviderUnavailable (but for
     `status`) when the provider does not answer: that proves nothing about any sandbox.
@@ -177,11 +161,13 @@ class SandboxProvider(Protocol):
 
     name: str
 
-    async def create(self, spec: SandboxSpec, on_tick: Tick = no_tick, ours: Ours = always_ours) -> SandboxHandle:
+    async def create(
+        self, spec: SandboxSpec, on_progress: OnProgress = ignore_progress, is_owner: IsOwner = always_owner
+    ) -> SandboxHandle:
         """Find the sandbox of `spec.key` or create it, and wait until it shows a screenshot.
 
         On failure, cancellation included, whatever carries the key is removed within `cleanup_timeout_s`, unless
-        `ours` says no or cannot say; the original error is raised. Raises CapacityBusy, SandboxStartFailed,
+        `is_owner` says no or cannot say; the original error is raised. Raises CapacityBusy, SandboxStartFailed,
         ProviderUnavailable.
         """
 
@@ -208,3 +194,32 @@ class SandboxProvider(Protocol):
 
     async def close(self) -> None:
         """Release connections and threads; sandboxes stay."""
+
+
+class LeaseLike(Protocol):
+    """What must be known of a desktop to remove it."""
+
+    @property
+    def sandbox_key(self) -> str:
+        """Its label."""
+        ...
+
+    @property
+    def sandbox_id(self) -> str | None:
+        """The provider's id; None when its creation was never seen to succeed."""
+        ...
+
+    @property
+    def deployment_id(self) -> str:
+        """Who owns it."""
+        ...
+
+
+async def remove_sandbox(provider: SandboxProvider, lease: LeaseLike) -> None:
+    """Kill by id and look once; where no id was ever recorded, a create may still be under way: until quiet."""
+    if lease.sandbox_id is None:
+        await provider.stop_key(lease.sandbox_key)
+        return
+    await provider.stop(lease.sandbox_id)
+    if await provider.list({LABEL_DEPLOYMENT: lease.deployment_id, LABEL_KEY: lease.sandbox_key}):
+        await provider.stop_key(lease.sandbox_key)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from rollbook.config.settings import Settings
-from rollbook.sandboxes.image import image_tag
+from rollbook.sandboxes.docker.image import image_tag
 from rollbook.stack import facts
 from rollbook.stack.checks import DISK_COMFORT_GB, SETUP, Check, disk_level
 from rollbook.stack.docker_engine import engine_fix, engine_problem

@@ -9,13 +9,14 @@ from rollbook.artifacts import ArtifactStore
 from rollbook.config.settings import Settings
 from rollbook.desktop.driver import Driver
 from rollbook.desktop.http_driver import HttpDriver
-from rollbook.desktop.null_driver import NullDriver
 from rollbook.errors import ConfigError
+from rollbook.guest.http import GUEST_PORT
 from rollbook.ledger import Ledger
 from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.policies.client import ModelClients
 from rollbook.policies.scripts import Scripts
-from rollbook.sandboxes.provider import GUEST_PORT, SandboxProvider
+from rollbook.sandboxes.null import NullDriver
+from rollbook.sandboxes.provider import SandboxProvider
 from rollbook.worker.wakeup import WakeUp
 
 
@@ -48,7 +49,7 @@ class Services:
         if desktop.provider == "null":
             return NullDriver(call.attempt.rollout_key, call.attempt.attempt_index)
         guest = await provider.endpoint(desktop.sandbox_id, GUEST_PORT)
-        return HttpDriver(provider, desktop, guest, self.evaluator)
+        return HttpDriver(desktop, guest, self.evaluator, lambda port: provider.endpoint(desktop.sandbox_id, port))
 
     def work_dir(self, sandbox_key: str) -> Path:
         """Private directory of one attempt on this host."""

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from rollbook.desktop.client import GuestClient, Retry
-from rollbook.sandboxes.provider import Endpoint
+from rollbook.guest.http import Endpoint
 
 
 @dataclass

@@ -21,10 +21,10 @@ from activities.ledger import LedgerActivities
 from activities.policy import PolicyActivities
 from models.batch import RegisterBatch, read_spec
 from models.episode import AttemptRef, DecideRequest, Decision, Observation
-from rollbook.desktop.null_driver import PIXEL
 from rollbook.ledger.recorded import Recorded
 from rollbook.policies.base import Answer
 from rollbook.policies.call_log import LedgerCallLog, Unstorable
+from rollbook.sandboxes.null import PIXEL
 from tests.doubles.model_server import Call, ModelServer, Reply
 from tests.support.model_server import DONE, KEY, Scenario, endpoints_file, model_spec
 from tests.support.system import System, running_system, small_tasks, system_settings

@@ -14,9 +14,10 @@ import pytest
 
 from rollbook.desktop.client import GuestClient
 from rollbook.errors import CapacityBusy, InvalidInput, ProviderUnavailable, SandboxLost, SandboxStartFailed
+from rollbook.guest.http import GUEST_PORT
 from rollbook.sandboxes.docker.provider import DockerProvider
 from rollbook.sandboxes.docker.spec import container_arguments, container_name
-from rollbook.sandboxes.provider import GUEST_PORT, LABEL_DEPLOYMENT, LABEL_KEY, SandboxSpec, SandboxStatus
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, LABEL_KEY, SandboxSpec, SandboxStatus
 from tests.support.servers import containers_of
 
 MakeSpec = Callable[..., SandboxSpec]
@@ -494,7 +495,7 @@ async def test_a_ticket_of_a_dead_worker_holds_no_place_for_ever(
     small = DockerProvider(deployment_id, max_desktops=1, quiet_s=0.1)
     with pytest.raises(CapacityBusy):
         await small.create(spec())
-    monkeypatch.setattr("rollbook.sandboxes.docker.capacity.STALE_TICKET", timedelta(0))
+    monkeypatch.setattr("rollbook.sandboxes.docker.spec.STALE_TICKET", timedelta(0))
     handle = await small.create(spec())
     assert await small.status(handle.sandbox_id) is SandboxStatus.RUNNING
     await small.close()

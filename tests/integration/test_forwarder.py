@@ -15,9 +15,9 @@ from aiohttp import web
 from yarl import URL
 
 from rollbook.errors import SandboxLost
-from rollbook.sandboxes.forwarder.server import Exchange, Forwarder, Outcome
-from rollbook.sandboxes.nonce import read_nonce
-from rollbook.sandboxes.provider import Endpoint
+from rollbook.guest.exchanges import Exchange, Outcome
+from rollbook.guest.forwarder import Forwarder
+from rollbook.guest.http import Endpoint, read_nonce
 from tests.doubles.http_guest import HttpGuest, command, echo_socket, half, reset, silence, status
 
 

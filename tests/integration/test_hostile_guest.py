@@ -16,10 +16,15 @@ from rollbook.desktop.journal import MARK, ActionResult, Patience, perform, read
 from rollbook.desktop.observe import observe
 from rollbook.desktop.runtimes import CANONICAL, probe_runtime
 from rollbook.errors import ActionFailed, SandboxLost, SandboxStartFailed
-from rollbook.sandboxes.guest_http import guest_http, parse_guest_json
-from rollbook.sandboxes.nonce import read_nonce
-from rollbook.sandboxes.provider import Endpoint
-from rollbook.sandboxes.readiness import MAX_PIXELS, screenshot_size, wait_ready
+from rollbook.guest.http import (
+    MAX_PIXELS,
+    Endpoint,
+    guest_http,
+    parse_guest_json,
+    read_nonce,
+    screenshot_size,
+    wait_ready,
+)
 from tests.doubles.http_guest import Handler, HttpGuest, command, reset, status
 from tests.unit.test_guest_client import png
 
@@ -118,7 +123,12 @@ async def test_no_start_hangs_on_a_screenshot(guest: HttpGuest) -> None:
         guest.routes["/screenshot"] = answer
         with pytest.raises(SandboxStartFailed, match="no usable screenshot"):
             await wait_ready(
-                Endpoint(guest.url), (320, 240), still_running=running, timeout_s=0, poll_s=1, on_tick=lambda _: None
+                Endpoint(guest.url),
+                (320, 240),
+                still_running=running,
+                timeout_s=0,
+                poll_s=1,
+                on_progress=lambda _: None,
             )
 
 

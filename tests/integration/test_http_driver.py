@@ -23,10 +23,10 @@ from rollbook.errors import (
     SetupFailed,
     SetupInterrupted,
 )
+from rollbook.guest.http import GUEST_PORT, Endpoint, read_nonce
 from rollbook.osworld.environment import ensure_environment
 from rollbook.sandboxes.docker.provider import DockerProvider
-from rollbook.sandboxes.nonce import read_nonce
-from rollbook.sandboxes.provider import GUEST_PORT, Endpoint, SandboxSpec
+from rollbook.sandboxes.provider import SandboxSpec
 
 CONTRACT = {"action_runtime": "exact-input", "desktop": {"screen_width": 1920, "screen_height": 1080}}
 
@@ -107,7 +107,12 @@ async def bench(
     desktop = DesktopRef(
         provider="docker", sandbox_id=handle.sandbox_id, sandbox_key=spec.key, nonce=await read_nonce(guest, 10.0)
     )
-    driver = HttpDriver(provider, desktop, guest, await ensure_environment(log=lambda line: None))
+    driver = HttpDriver(
+        desktop,
+        guest,
+        await ensure_environment(log=lambda line: None),
+        lambda port: provider.endpoint(handle.sandbox_id, port),
+    )
     yield Bench(driver, guest, tmp_path, {})
     await driver.close()
     await provider.stop(handle.sandbox_id)
@@ -167,13 +172,13 @@ async def test_an_engine_that_is_away_does_not_leave_a_phase_half_begun(
 ) -> None:
     """Where it is asked after the claim, the next try finds an interrupted phase, and the attempt is lost."""
 
-    async def silent(sandbox_id: str, port: int) -> Endpoint:
+    async def silent(port: int) -> Endpoint:
         raise ProviderUnavailable("away")
 
     task = two_files()
     for phase in (bench.driver.prepare, bench.driver.postconfig):
         with monkeypatch.context() as patch:
-            patch.setattr(bench.driver._provider, "endpoint", silent)
+            patch.setattr(bench.driver, "_endpoint", silent)
             with pytest.raises(ProviderUnavailable):
                 await phase(bench.job(task), quiet, bench.keep)
         assert await phase(bench.job(task), quiet, bench.keep)

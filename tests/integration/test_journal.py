@@ -14,9 +14,9 @@ from rollbook.desktop.journal import ActionResult, Patience, perform, read_journ
 from rollbook.desktop.observe import observe
 from rollbook.desktop.runtimes import CANONICAL, EXACT_INPUT, ActionRuntime, probe_runtime
 from rollbook.errors import SandboxLost
+from rollbook.guest.http import GUEST_PORT, Endpoint, read_nonce
 from rollbook.sandboxes.docker.provider import DockerProvider
-from rollbook.sandboxes.nonce import read_nonce
-from rollbook.sandboxes.provider import GUEST_PORT, Endpoint, SandboxSpec
+from rollbook.sandboxes.provider import SandboxSpec
 
 TEXT = "a<b>c \"q\" 'x' é É ñ 中文 🙂 €ß {}|~`^ Привет Ωλ ½ \\ %$#@!"
 MANY = "".join(chr(0x4E00 + number) for number in range(120))

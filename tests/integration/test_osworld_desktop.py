@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from rollbook.config.settings import get_settings
+from rollbook.guest.http import Endpoint, read_nonce
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment
 from rollbook.osworld.runner import PORTS, PhaseResult, run_phase
 from rollbook.sandboxes.docker.provider import DockerProvider
-from rollbook.sandboxes.nonce import read_nonce
-from rollbook.sandboxes.provider import Endpoint, SandboxSpec
+from rollbook.sandboxes.provider import SandboxSpec
 
 Run = Callable[..., Awaitable[PhaseResult]]
 

@@ -21,7 +21,7 @@ from temporalio.client import Client
 from rollbook.config.connections import ledger_url, temporal_connect_config
 from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError
-from rollbook.sandboxes.docker.spec import network_arguments
+from rollbook.sandboxes.docker.engine import network_arguments
 from rollbook.stack.children import StackError
 from rollbook.stack.lifecycle import down, up
 from rollbook.stack.ports import free_port

@@ -9,7 +9,7 @@ from typing import Any
 from models.batch import BatchResult
 from models.task import Task
 from rollbook.desktop.driver import Files, Job
-from rollbook.desktop.null_driver import NullDriver
+from rollbook.sandboxes.null import NullDriver
 from tests.rehearsal.stage import Stage
 from tests.support.system import null_spec
 

@@ -62,7 +62,7 @@ ARROWS = {
 }
 """Which of our packages each may import."""
 
-ALONE = ("rollbook/osworld/inside", "rollbook/desktop/guest", "infra")
+ALONE = ("rollbook/osworld/inside", "rollbook/desktop/inside", "infra")
 """Code that runs elsewhere (the evaluator's environment, the guest): it knows nothing of ours but itself."""
 
 

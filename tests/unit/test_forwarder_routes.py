@@ -5,9 +5,9 @@ import json
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from rollbook.sandboxes.forwarder.log import Exchange, ExchangeLog, Outcome
-from rollbook.sandboxes.forwarder.routes import host_header, is_cdp_listing, request_headers, rewrite_cdp, target
-from rollbook.sandboxes.provider import Endpoint
+from rollbook.guest.exchanges import Exchange, ExchangeLog, Outcome
+from rollbook.guest.http import Endpoint
+from rollbook.guest.routes import host_header, is_cdp_listing, request_headers, rewrite_cdp, target
 
 
 def client(**headers: str) -> CIMultiDictProxy[str]:

@@ -12,8 +12,7 @@ from rollbook.desktop.journal import perform
 from rollbook.desktop.observe import observe
 from rollbook.desktop.runtimes import CANONICAL
 from rollbook.errors import SandboxLost
-from rollbook.sandboxes.provider import Endpoint
-from rollbook.sandboxes.readiness import screenshot_size
+from rollbook.guest.http import Endpoint, screenshot_size
 from tests.doubles.local_guest import LocalGuest
 
 

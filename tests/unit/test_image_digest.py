@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rollbook.errors import ConfigError, InvalidInput
-from rollbook.sandboxes import image, image_apt
-from rollbook.sandboxes.image import context_dir, image_tag, input_files, inputs_digest
+from rollbook.sandboxes.docker import image, image_apt
+from rollbook.sandboxes.docker.image import context_dir, image_tag, input_files, inputs_digest
 
 
 @pytest.fixture

@@ -306,6 +306,6 @@ async def test_an_empty_journal_is_empty(desktop: DesktopRef) -> None:
 
 @pytest.mark.parametrize("name", ["journal.py", "exact_input.py"])
 def test_guest_code_is_python_3_8(name: str) -> None:
-    source = (files("rollbook.desktop") / "guest" / name).read_text()
+    source = (files("rollbook.desktop") / "inside" / name).read_text()
     ast.parse(source, feature_version=(3, 8))
     assert source.isascii() or name == "exact_input.py"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rollbook.desktop.driver import Files, Job
-from rollbook.desktop.null_driver import NullDriver
 from rollbook.errors import InfraError
+from rollbook.sandboxes.null import NullDriver
 
 
 async def keep(files: dict[str, bytes]) -> Files:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from rollbook.guest.exchanges import Exchange, ExchangeLog, Outcome
 from rollbook.osworld.inside.phase import _score
-from rollbook.osworld.results import ChildRun, GuestCheck, Phase, Verdict, judge
-from rollbook.sandboxes.forwarder.log import Exchange, ExchangeLog, Outcome
+from rollbook.osworld.results import ChildRun, GuestCheck, Phase, Verdict, interpret_results
 
 SAME = GuestCheck("n1", "n1")
 SCORED = ChildRun("exited", 0, {"completed": True, "value": 0.5, "score_type": "float", "score_text": "0.5"})
@@ -23,7 +23,7 @@ def log(*exchanges: tuple[int, Outcome, int | None]) -> ExchangeLog:
 
 
 def test_a_score_stands_as_it_was_returned() -> None:
-    assert judge("evaluate", SCORED, log(), SAME) == Verdict("ok", 0.5)
+    assert interpret_results("evaluate", SCORED, log(), SAME) == Verdict("ok", 0.5)
 
 
 @pytest.mark.parametrize("phase", ["prepare", "postconfig", "evaluate"])
@@ -45,32 +45,32 @@ def test_a_score_stands_as_it_was_returned() -> None:
 )
 def test_an_undelivered_exchange_spoils_any_phase(phase: Phase, outcome: Outcome, status: int | None) -> None:
     run = SCORED if phase == "evaluate" else SET_UP
-    verdict = judge(phase, run, log((5000, outcome, status)), SAME)
+    verdict = interpret_results(phase, run, log((5000, outcome, status)), SAME)
     assert (verdict.status, verdict.value, verdict.error_type) == ("failed", None, "GuestExchangeFailed")
     assert verdict.guest_failed
     assert "POST /execute" in verdict.error_message
 
 
 def test_a_500_spoils_an_evaluation_but_is_a_fact_of_a_setup() -> None:
-    evaluated = judge("evaluate", SCORED, log((5000, Outcome.HTTP_5XX, 500)), SAME)
+    evaluated = interpret_results("evaluate", SCORED, log((5000, Outcome.HTTP_5XX, 500)), SAME)
     assert (evaluated.status, evaluated.value, evaluated.guest_failed) == ("failed", None, True)
-    assert judge("prepare", SET_UP, log((5000, Outcome.HTTP_5XX, 500)), SAME) == Verdict("ok", True)
-    raised = judge("postconfig", RAISED, log((5000, Outcome.HTTP_5XX, 500)), SAME)
+    assert interpret_results("prepare", SET_UP, log((5000, Outcome.HTTP_5XX, 500)), SAME) == Verdict("ok", True)
+    raised = interpret_results("postconfig", RAISED, log((5000, Outcome.HTTP_5XX, 500)), SAME)
     assert (raised.status, raised.error_type, raised.guest_failed) == ("failed", "KeyError", False)
 
 
 def test_a_question_cut_short_by_the_evaluators_own_death_is_not_the_guests_fault() -> None:
-    verdict = judge("evaluate", ChildRun("exited", -9, None), log((5000, Outcome.ABANDONED, None)), SAME)
+    verdict = interpret_results("evaluate", ChildRun("exited", -9, None), log((5000, Outcome.ABANDONED, None)), SAME)
     assert (verdict.error_type, verdict.guest_failed) == ("EvaluatorDied", False)
-    verdict = judge("evaluate", ChildRun("exited", -9, None), log((9222, Outcome.ABANDONED, None)), SAME)
+    verdict = interpret_results("evaluate", ChildRun("exited", -9, None), log((9222, Outcome.ABANDONED, None)), SAME)
     assert (verdict.error_type, verdict.guest_failed) == ("EvaluatorDied", False)
 
 
 def test_a_404_and_closed_applications_are_facts() -> None:
     facts = log((5000, Outcome.HTTP_4XX, 404), (9222, Outcome.REFUSED, None), (8080, Outcome.RESET, None))
-    assert judge("evaluate", SCORED, facts, SAME) == Verdict("ok", 0.5)
+    assert interpret_results("evaluate", SCORED, facts, SAME) == Verdict("ok", 0.5)
     gateway = log((9222, Outcome.HTTP_5XX, 502), (8080, Outcome.HTTP_4XX, 401))
-    assert judge("evaluate", SCORED, gateway, SAME) == Verdict("ok", 0.5)
+    assert interpret_results("evaluate", SCORED, gateway, SAME) == Verdict("ok", 0.5)
 
 
 @pytest.mark.parametrize("port", [9222, 8080])
@@ -89,11 +89,11 @@ def test_an_application_that_does_not_speak_is_not_a_closed_one(
     port: int, outcome: Outcome, status: int | None
 ) -> None:
     """A desktop that hung while it was looked at scored 0.0, with its nonce in order right afterwards."""
-    verdict = judge("evaluate", SCORED, log((port, outcome, status)), SAME)
+    verdict = interpret_results("evaluate", SCORED, log((port, outcome, status)), SAME)
     assert (verdict.status, verdict.value, verdict.error_type) == ("failed", None, "GuestExchangeFailed")
     assert verdict.guest_failed
     assert f"1 exchange(s) with the guest failed: POST /execute on port {port}: {outcome}" in verdict.error_message
-    assert judge("prepare", SET_UP, log((port, outcome, status)), SAME) == Verdict("ok", True)
+    assert interpret_results("prepare", SET_UP, log((port, outcome, status)), SAME) == Verdict("ok", True)
 
 
 @pytest.mark.parametrize("run", [SCORED, RAISED, ChildRun("timeout", None, None), ChildRun("exited", -9, None)])
@@ -103,7 +103,7 @@ def test_an_application_that_does_not_speak_is_not_a_closed_one(
 def test_a_guest_that_is_gone_or_another_one_wins_over_every_other_fact(
     run: ChildRun, guest: GuestCheck, kind: str
 ) -> None:
-    verdict = judge("evaluate", run, log(), guest)
+    verdict = interpret_results("evaluate", run, log(), guest)
     assert (verdict.value, verdict.error_type, verdict.guest_failed) == (None, kind, True)
 
 
@@ -121,24 +121,27 @@ def test_a_guest_that_is_gone_or_another_one_wins_over_every_other_fact(
     ],
 )
 def test_what_the_evaluator_itself_broke_is_not_the_guests_fault(run: ChildRun, status: str, kind: str) -> None:
-    verdict = judge("evaluate", run, log(), SAME)
+    verdict = interpret_results("evaluate", run, log(), SAME)
     assert (verdict.status, verdict.value, verdict.error_type, verdict.guest_failed) == (status, None, kind, False)
 
 
 @pytest.mark.parametrize("value", [None, True, False, -0.1, 1.5, 2, float("nan"), float("inf"), "1", [1]])
 def test_only_a_number_from_0_to_1_is_a_score(value: Any) -> None:
-    verdict = judge("evaluate", ChildRun("exited", 0, {"completed": True, "value": value}), log(), SAME)
+    verdict = interpret_results("evaluate", ChildRun("exited", 0, {"completed": True, "value": value}), log(), SAME)
     assert (verdict.status, verdict.value, verdict.error_type) == ("failed", None, "InvalidScore")
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.0, 1.0, 0.3])
 def test_zero_one_and_fractions_are_scores(value: float) -> None:
-    assert judge("evaluate", ChildRun("exited", 0, {"completed": True, "value": value}), log(), SAME).value == value
+    assert (
+        interpret_results("evaluate", ChildRun("exited", 0, {"completed": True, "value": value}), log(), SAME).value
+        == value
+    )
 
 
 @pytest.mark.parametrize("value", [False, None, 1, "True"])
 def test_setup_counts_only_when_it_returned_true(value: Any) -> None:
-    verdict = judge("prepare", ChildRun("exited", 0, {"completed": True, "value": value}), log(), SAME)
+    verdict = interpret_results("prepare", ChildRun("exited", 0, {"completed": True, "value": value}), log(), SAME)
     assert (verdict.status, verdict.error_type) == ("failed", "SetupReturnedFalse")
 
 

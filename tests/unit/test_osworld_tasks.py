@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from rollbook.osworld.cache_files import missing_downloads
 from rollbook.osworld.capabilities import validate_task
-from rollbook.osworld.downloads import missing_downloads
-from rollbook.osworld.logs import LOG_LIMIT, redact, tidy_log
+from rollbook.osworld.runner import LOG_LIMIT, redact, tidy_log
 
 URL = "https://files.example.org/a/report.docx?download=true"
 

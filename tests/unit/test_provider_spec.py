@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from rollbook.sandboxes.docker.engine import network_arguments
 from rollbook.sandboxes.docker.spec import (
     container_arguments,
     container_name,
@@ -13,7 +14,6 @@ from rollbook.sandboxes.docker.spec import (
     host_arguments,
     host_port,
     info_of,
-    network_arguments,
     status_of,
     why_stopped,
 )

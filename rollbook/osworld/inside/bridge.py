@@ -1,4 +1,4 @@
-"""127.0.0.1 in a cage without a network: each guest port is carried over a unix socket to the forwarder outside.
+"""127.0.0.1 in a isolation without a network: each guest port is carried over a unix socket to the forwarder outside.
 
 Runs in a process of its own, forked before anything heavy is imported. A connection that could not be carried is
 counted: the evaluator may take it for a missing file, we must not.

@@ -1,7 +1,9 @@
 """One Docker engine: the blocking SDK behind a few awaitable calls in threads of their own."""
 
 import asyncio
+import json
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,10 +16,12 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.utils import parse_repository_tag
 
 from rollbook.errors import ProviderUnavailable, SandboxStartFailed
-from rollbook.sandboxes.docker.spec import LABEL_EGRESS, explain, network_arguments
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT
 
 T = TypeVar("T")
+
+LABEL_EGRESS = "rollbook.egress"
+"""Label of networks, not of sandboxes."""
 
 THREADS = 24
 """The default executor has about as many threads as cores: a few hanging calls would block everything else."""
@@ -212,6 +216,22 @@ def remove_networks(client: docker.DockerClient, deployment: str) -> int:
     return removed
 
 
+def network_arguments(deployment: str, egress: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of `create_network`: guests of a bridge do not see each other; without egress, no masquerade.
+
+    Not an `internal` network: those publish no ports on Docker 20.10 (osworld-notes, corrections).
+    """
+    return {
+        "name": f"rollbook-{deployment}-{egress}-{uuid.uuid4().hex[:8]}",
+        "driver": "bridge",
+        "labels": dict(labels),
+        "options": {
+            "com.docker.network.bridge.enable_icc": "false",
+            "com.docker.network.bridge.enable_ip_masquerade": "true" if egress == "open" else "false",
+        },
+    }
+
+
 def _network(client: docker.DockerClient, deployment: str, egress: str) -> str:
     labels = {LABEL_DEPLOYMENT: deployment, LABEL_EGRESS: egress}
 
@@ -228,3 +248,13 @@ def _network(client: docker.DockerClient, deployment: str, egress: str) -> str:
         with suppress(NotFound):
             client.api.remove_network(mine)
     return agreed
+
+
+def explain(error: BaseException) -> str:
+    """Docker's own words for what went wrong."""
+    text = getattr(error, "explanation", None) or str(error)
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    with suppress(ValueError, TypeError, KeyError):
+        text = json.loads(text)["message"]
+    return f"{type(error).__name__}: {text}"

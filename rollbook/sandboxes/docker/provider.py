@@ -15,14 +15,14 @@ from typing import Any
 from docker.errors import APIError
 
 from rollbook.errors import CapacityBusy, InvalidInput, ProviderUnavailable, SandboxLost, SandboxStartFailed
-from rollbook.sandboxes.docker.capacity import Capacity
-from rollbook.sandboxes.docker.cleanup import FailedStarts
-from rollbook.sandboxes.docker.engine import ContainerGone, Engine, ImageMissing, NameTaken, NetworkGone
+from rollbook.guest.http import GUEST_PORT, Endpoint, OnProgress, wait_ready
+from rollbook.sandboxes.docker.engine import ContainerGone, Engine, ImageMissing, NameTaken, NetworkGone, explain
 from rollbook.sandboxes.docker.spec import (
+    Capacity,
+    FailedStarts,
     container_arguments,
     created_at,
     declared_ports,
-    explain,
     host_arguments,
     host_port,
     info_of,
@@ -30,20 +30,16 @@ from rollbook.sandboxes.docker.spec import (
     why_stopped,
 )
 from rollbook.sandboxes.provider import (
-    GUEST_PORT,
     LABEL_DEPLOYMENT,
     LABEL_KEY,
-    Endpoint,
-    Ours,
+    IsOwner,
     SandboxHandle,
     SandboxInfo,
     SandboxSpec,
     SandboxStatus,
-    Tick,
-    always_ours,
-    no_tick,
+    always_owner,
+    ignore_progress,
 )
-from rollbook.sandboxes.readiness import wait_ready
 
 log = logging.getLogger(__name__)
 
@@ -82,24 +78,26 @@ class DockerProvider:
         self._networks: dict[str, str] = {}
         self._failed_starts = FailedStarts(self.stop_key)
 
-    async def create(self, spec: SandboxSpec, on_tick: Tick = no_tick, ours: Ours = always_ours) -> SandboxHandle:
+    async def create(
+        self, spec: SandboxSpec, on_progress: OnProgress = ignore_progress, is_owner: IsOwner = always_owner
+    ) -> SandboxHandle:
         """See `SandboxProvider.create`."""
         if spec.deployment != self.deployment:
             raise InvalidInput(f"deployment: {spec.deployment!r} is not this provider's, {self.deployment!r}")
         try:
-            return await self._create(spec, on_tick)
+            return await self._create(spec, on_progress)
         except CapacityBusy:
             raise  # nothing was left behind
         except APIError as error:
-            await self._failed_starts.clean_up(spec, error, ours)
+            await self._failed_starts.clean_up(spec, error, is_owner)
             raise SandboxStartFailed(f"the Docker engine refused: {explain(error)}") from error
         except BaseException as error:
-            await self._failed_starts.clean_up(spec, error, ours)
+            await self._failed_starts.clean_up(spec, error, is_owner)
             raise
 
-    async def _create(self, spec: SandboxSpec, on_tick: Tick) -> SandboxHandle:
-        on_tick("looking for the desktop")
-        container_id, adopted = await self._adopt_or_create(spec, on_tick)
+    async def _create(self, spec: SandboxSpec, on_progress: OnProgress) -> SandboxHandle:
+        on_progress("looking for the desktop")
+        container_id, adopted = await self._adopt_or_create(spec, on_progress)
         details = await self._alive(container_id)
         await wait_ready(
             self._endpoint_of(details, GUEST_PORT),
@@ -107,7 +105,7 @@ class DockerProvider:
             still_running=lambda: self._still(container_id),
             timeout_s=spec.ready_timeout_s,
             poll_s=spec.ready_poll_s,
-            on_tick=on_tick,
+            on_progress=on_progress,
         )
         return SandboxHandle(
             provider=self.name,
@@ -119,12 +117,12 @@ class DockerProvider:
             vnc_port=spec.vnc_port,
         )
 
-    async def _adopt_or_create(self, spec: SandboxSpec, on_tick: Tick) -> tuple[str, bool]:
+    async def _adopt_or_create(self, spec: SandboxSpec, on_progress: OnProgress) -> tuple[str, bool]:
         tries, patient_until = 0, time.monotonic() + self._image_wait_s
         while True:
             try:
                 adopted = await self._adopt(spec.key)
-                return (adopted, True) if adopted is not None else (await self._make(spec, on_tick), False)
+                return (adopted, True) if adopted is not None else (await self._make(spec, on_progress), False)
             except (NameTaken, NetworkGone, ContainerGone) as error:
                 tries += 1
                 if tries == ADOPTION_TRIES:
@@ -138,7 +136,7 @@ class DockerProvider:
                         f"{spec.image_field}: {spec.image!r} is not on the Docker host, nor came within "
                         f"{self._image_wait_s:g} s: load, pull or build it there"
                     ) from error
-                on_tick(f"waiting for the image {spec.image}")
+                on_progress(f"waiting for the image {spec.image}")
                 await asyncio.sleep(min(IMAGE_POLL_S, self._image_wait_s))
 
     async def _adopt(self, key: str) -> str | None:
@@ -159,9 +157,9 @@ class DockerProvider:
             await self._start(keep["Id"])
         return str(keep["Id"])
 
-    async def _make(self, spec: SandboxSpec, on_tick: Tick) -> str:
+    async def _make(self, spec: SandboxSpec, on_progress: OnProgress) -> str:
         await self._capacity.check()
-        on_tick("creating the desktop")
+        on_progress("creating the desktop")
         network = self._networks.get(spec.egress) or await self._engine.network(self.deployment, spec.egress)
         self._networks[spec.egress] = network
         host = host_arguments(spec, network, self._publish_ip, await self._engine.cpus())

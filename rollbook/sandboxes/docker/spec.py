@@ -1,17 +1,15 @@
 """From a SandboxSpec to the arguments of Docker's create call, and from Docker's answers back to facts."""
 
-import contextlib
-import json
+import asyncio
+import logging
 import math
-import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rollbook.sandboxes.provider import LABEL_KEY, SandboxInfo, SandboxSpec, SandboxStatus
-
-LABEL_EGRESS = "rollbook.egress"
-"""Label of networks, not of sandboxes."""
+from rollbook.errors import CapacityBusy
+from rollbook.sandboxes.docker.engine import Engine, explain
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, LABEL_KEY, IsOwner, SandboxInfo, SandboxSpec, SandboxStatus
 
 NOWHERE_DNS = "127.0.0.1"
 """A resolver that nobody answers at: no name leaks outside. Docker's own resolver in between then stays silent, so a
@@ -34,22 +32,6 @@ _STATUS = {
 def container_name(spec: SandboxSpec) -> str:
     """One name per key, so that Docker itself refuses a second container for the same attempt."""
     return f"rollbook-{spec.key}"
-
-
-def network_arguments(deployment: str, egress: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of `create_network`: guests of a bridge do not see each other; without egress, no masquerade.
-
-    Not an `internal` network: those publish no ports on Docker 20.10 (osworld-notes, corrections).
-    """
-    return {
-        "name": f"rollbook-{deployment}-{egress}-{uuid.uuid4().hex[:8]}",
-        "driver": "bridge",
-        "labels": dict(labels),
-        "options": {
-            "com.docker.network.bridge.enable_icc": "false",
-            "com.docker.network.bridge.enable_ip_masquerade": "true" if egress == "open" else "false",
-        },
-    }
 
 
 def host_arguments(spec: SandboxSpec, network_id: str, publish_ip: str, host_cpus: int) -> dict[str, Any]:
@@ -130,11 +112,96 @@ def why_stopped(details: Mapping[str, Any], log: bytes) -> str:
     return f"the container {end}; its last output: {said or '(none)'}"
 
 
-def explain(error: BaseException) -> str:
-    """Docker's own words for what went wrong."""
-    text = getattr(error, "explanation", None) or str(error)
-    if isinstance(text, bytes):
-        text = text.decode(errors="replace")
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        text = json.loads(text)["message"]
-    return f"{type(error).__name__}: {text}"
+STALE_TICKET = timedelta(seconds=120)
+"""A container that has not started by then belongs to a worker that died; it holds no place."""
+
+
+class Capacity:
+    """Places for the desktops of one deployment on one engine."""
+
+    def __init__(self, engine: Engine, deployment: str, max_desktops: int) -> None:
+        self._engine = engine
+        self._labels = {LABEL_DEPLOYMENT: deployment}
+        self._max = max_desktops
+
+    async def check(self) -> None:
+        """Raises CapacityBusy when every place is taken: a cheap look before anything is created."""
+        rows = await self._engine.rows(self._labels)
+        self._judge(sum(row["State"] in ("running", "paused", "restarting") for row in rows))
+
+    async def admit(self, container_id: str) -> None:
+        """Let a created container have its place, or remove it and raise CapacityBusy."""
+        rows = await self._engine.rows(self._labels)
+        running = [row for row in rows if row["State"] in ("running", "paused", "restarting")]
+        waiting = [row for row in rows if row["State"] == "created"]
+        if len(running) + len(waiting) <= self._max:
+            return
+        try:
+            self._judge(len(running) + await self._earlier(container_id, waiting))
+        except CapacityBusy:
+            await self._engine.remove(container_id)
+            raise
+
+    async def _earlier(self, container_id: str, waiting: list[dict[str, Any]]) -> int:
+        times: dict[str, datetime] = {}
+        for row in waiting:
+            details = await self._engine.inspect(row["Id"])
+            if details is not None:
+                times[row["Id"]] = created_at(details)
+        mine = (times.get(container_id, datetime.now(UTC)), container_id)
+        fresh = datetime.now(UTC) - STALE_TICKET
+        return sum(fresh < at and (at, other) < mine for other, at in times.items() if other != container_id)
+
+    def _judge(self, taken: int) -> None:
+        if taken >= self._max:
+            raise CapacityBusy(f"{taken} of {self._max} desktops are running (ROLLBOOK_MAX_DESKTOPS)")
+
+
+log = logging.getLogger(__name__)
+
+CLOSE_WAIT_S = 30.0
+
+
+class FailedStarts:
+    """Cleanups under way, and creations that may still bring something to clean up."""
+
+    def __init__(self, stop_key: Callable[[str], Awaitable[int]]) -> None:
+        self._stop_key = stop_key
+        self._creations: dict[asyncio.Task[str], str] = {}
+        self._cleanups: set[asyncio.Task[None]] = set()
+
+    def remember(self, key: str, call: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
+        """A creation whose caller is cancelled goes on in its thread; the cleanup waits for what it brings."""
+        creation = asyncio.create_task(call)
+        self._creations[creation] = key
+        creation.add_done_callback(lambda task: self._creations.pop(task, None))
+        return creation
+
+    async def clean_up(self, spec: SandboxSpec, error: BaseException, is_owner: IsOwner) -> None:
+        """Log the error, then remove what carries the key, unless `is_owner` denies it; wait `cleanup_timeout_s`."""
+        log.warning("desktop %s did not start: %s", spec.key, explain(error))
+        cleanup = asyncio.create_task(self._clean_up(spec.key, is_owner))
+        self._cleanups.add(cleanup)
+        cleanup.add_done_callback(self._cleanups.discard)
+        try:
+            done, _ = await asyncio.wait({cleanup}, timeout=spec.cleanup_timeout_s)
+        except asyncio.CancelledError:
+            log.warning("desktop %s: cancelled again, its cleanup goes on in the background", spec.key)
+            return
+        if not done:
+            log.error("desktop %s: cleanup took over %g s, left to the janitor", spec.key, spec.cleanup_timeout_s)
+        elif cleanup.exception() is not None:
+            log.error("desktop %s: cleanup failed: %s", spec.key, cleanup.exception())
+
+    async def _clean_up(self, key: str, is_owner: IsOwner) -> None:
+        if not await is_owner():
+            log.warning("desktop %s: another try has it, or will have; left alone", key)
+            return
+        creations = [task for task, name in self._creations.items() if name == key]
+        await asyncio.gather(*creations, return_exceptions=True)
+        await self._stop_key(key)
+
+    async def close(self) -> None:
+        """Wait a while for the cleanups under way."""
+        if self._cleanups:
+            await asyncio.wait(self._cleanups, timeout=CLOSE_WAIT_S)

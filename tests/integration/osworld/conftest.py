@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from rollbook.guest.http import Endpoint
 from rollbook.osworld import process
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment
 from rollbook.osworld.runner import PhaseResult, run_phase
-from rollbook.sandboxes.provider import Endpoint
 from tests.doubles.http_guest import HttpGuest, command
 from tests.support.osworld import LeftOver, Run
 

@@ -16,7 +16,7 @@ from tests.support.osworld import LeftOver, Run, task
 async def test_a_deadline_ends_the_whole_process_tree(run: Run, guest: HttpGuest, left_over: LeftOver) -> None:
     guest.routes["/execute"] = silence
     ticks: list[int] = []
-    result = await run("evaluate", task(), timeout_s=4.0, on_tick=lambda: ticks.append(1))
+    result = await run("evaluate", task(), timeout_s=4.0, on_progress=lambda: ticks.append(1))
     assert (result.status, result.value, result.error_type) == ("timeout", None, "PhaseTimeout")
     assert ticks
     assert left_over() == []
@@ -73,7 +73,7 @@ from uuid import UUID
 from rollbook.osworld import process
 from rollbook.osworld.environment import ensure_environment
 from rollbook.osworld.runner import run_phase
-from rollbook.sandboxes.provider import Endpoint
+from rollbook.guest.http import Endpoint
 from tests.doubles.http_guest import HttpGuest, silence
 from tests.support.osworld import task
 

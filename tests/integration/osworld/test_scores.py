@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 
 from rollbook.errors import ConfigError, InvalidInput
+from rollbook.guest.http import Endpoint
 from rollbook.osworld import runner
 from rollbook.osworld.capabilities import capabilities, survey
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment, verify_unmodified
-from rollbook.sandboxes.provider import Endpoint
 from tests.doubles.http_guest import HttpGuest, command, half, reset, silence, status
 from tests.support.osworld import (
     TASK_ID,

@@ -7,14 +7,14 @@ OSWorld notes: Chromium refuses a Host header that is neither an IP address nor 
 import ipaddress
 import json
 import re
+import zlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-CDP_PORT = 9222
-"""Guest port of Chromium's remote debugging."""
+from rollbook.guest.http import CHROMIUM_PORT, GUEST_PORT, Endpoint
 
 HOP_BY_HOP = frozenset(
     {
@@ -36,33 +36,19 @@ _SOCKET_URL = re.compile(r"^(wss?)://[^/?#\\\s]+([^?#\\\s]*)", re.IGNORECASE)
 _FRONTEND_PARAMETER = re.compile(r"([?&])wss?=[^/?&#]+([^?&#]*)", re.IGNORECASE)
 
 
-class EndpointLike(Protocol):
-    """Where one guest port can be reached: what a provider's `endpoint(port)` gives."""
-
-    @property
-    def url(self) -> str:
-        """`http(s)://host[:port][/prefix]`."""
-        ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers that a gateway needs to find the guest; may hold tokens."""
-        ...
-
-
-def target(endpoint: EndpointLike, path_qs: str) -> URL:
+def target(endpoint: Endpoint, path_qs: str) -> URL:
     """The guest's URL of a request: the endpoint's path prefix, then the request's path, byte for byte."""
     return URL(endpoint.url.rstrip("/") + path_qs, encoded=True)
 
 
 def request_headers(
-    port: int, endpoint: EndpointLike, client: CIMultiDictProxy[str], websocket: bool = False
+    port: int, endpoint: Endpoint, client: CIMultiDictProxy[str], websocket: bool = False
 ) -> CIMultiDict[str]:
     """Headers to send: the client's without the hop-by-hop ones, the route's where the client has none, and Host."""
     dropped = HOP_BY_HOP | _connection_tokens(client) | {"host"}
     if websocket:
         dropped |= _WEBSOCKET_ONLY
-    if port == CDP_PORT:
+    if port == CHROMIUM_PORT:
         dropped |= {"accept-encoding"}
     headers = CIMultiDict((name, value) for name, value in client.items() if name.lower() not in dropped)
     for name, value in endpoint.headers.items():
@@ -80,7 +66,7 @@ def reply_headers(guest: Mapping[str, str]) -> CIMultiDict[str]:
     return headers
 
 
-def host_header(port: int, endpoint: EndpointLike) -> str:
+def host_header(port: int, endpoint: Endpoint) -> str:
     """The Host header for a guest port.
 
     A Host named by the route wins. For CDP it is `localhost`, since Chromium refuses other names, except where
@@ -90,14 +76,14 @@ def host_header(port: int, endpoint: EndpointLike) -> str:
         if name.lower() == "host":
             return value
     url = URL(endpoint.url)
-    if port == CDP_PORT and (endpoint.headers or _is_local_or_ip(url.host or "")):
+    if port == CHROMIUM_PORT and (endpoint.headers or _is_local_or_ip(url.host or "")):
         return "localhost"
     return url.host_port_subcomponent or ""
 
 
 def is_cdp_listing(port: int, path: str) -> bool:
     """Whether a reply lists CDP targets and so names WebSocket URLs; clients do not look at its content type."""
-    return port == CDP_PORT and (path == "/json" or path.startswith("/json/"))
+    return port == CHROMIUM_PORT and (path == "/json" or path.startswith("/json/"))
 
 
 def answers_in_text(path: str) -> bool:
@@ -105,7 +91,7 @@ def answers_in_text(path: str) -> bool:
     return path.startswith(("/json/activate/", "/json/close/"))
 
 
-def rewrite_cdp(body: bytes, client_host: str, endpoint: EndpointLike) -> bytes:
+def rewrite_cdp(body: bytes, client_host: str, endpoint: Endpoint) -> bytes:
     """Point the WebSocket URLs of a CDP listing at the forwarder (`client_host` = the client's own Host header).
 
     Only the two fields that hold them change: titles and addresses of pages are evidence. Raises ValueError for what
@@ -149,3 +135,84 @@ def _is_local_or_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+BODY_LIMIT = 4 * 2**20
+"""Bytes of a JSON answer that are parsed; of a longer one only the two ends are looked at."""
+
+JSON_ROUTES: Mapping[str, str | None] = {
+    "/accessibility": "AT",
+    "/desktop_path": "desktop_path",
+    "/execute": "output",
+    "/list_directory": "directory_tree",
+    "/run_bash_script": None,
+    "/run_python": None,
+    "/screen_size": "width",
+    "/setup/execute": "output",
+    "/setup/execute_with_verification": None,
+    "/terminal": "output",
+    "/window_size": "width",
+}
+"""Routes that answer 200 with a JSON object, and the key that canonical code reads from it."""
+
+_TAIL = 64
+_PACKED = ("gzip", "x-gzip", "deflate")
+
+
+class ReplyCheck:
+    """Looks at one reply while its bytes pass by."""
+
+    def __init__(self, port: int, path: str, status: int, encoding: str) -> None:
+        self._status = status if port == GUEST_PORT else 0
+        self._json = self._status == 200 and path in JSON_ROUTES
+        self._key = JSON_ROUTES.get(path)
+        self._encoding = encoding.strip().lower()
+        self._body, self._tail = bytearray(), b""
+        self._whole = True
+
+    def feed(self, chunk: bytes) -> None:
+        """The next bytes of the body."""
+        if not self._json:
+            return
+        self._tail = (self._tail + chunk)[-_TAIL:]
+        room = BODY_LIMIT - len(self._body)
+        self._whole &= len(chunk) <= room
+        self._body += chunk[:room]
+
+    def problem(self) -> str:
+        """What is wrong with the reply, now that it has ended; empty: nothing that can be told."""
+        if 200 < self._status < 300:
+            return f"status {self._status} from a server whose successes are all 200"
+        if not self._json:
+            return ""
+        try:
+            return self._problem_of_json()
+        except (ValueError, RecursionError, zlib.error) as error:
+            return f"no JSON: {type(error).__name__}: {error}"
+
+    def _problem_of_json(self) -> str:
+        body, whole = bytes(self._body), self._whole
+        if self._encoding in _PACKED and whole:
+            body, whole = _unpacked(body)
+        elif self._encoding in _PACKED:
+            return ""
+        elif self._encoding not in ("", "identity"):
+            return f"content encoding {self._encoding!r}, which nobody asked for"
+        if not whole:
+            ends = body.lstrip()[:1] + (self._tail.rstrip()[-1:] if self._encoding not in _PACKED else b"}")
+            return "" if ends == b"{}" else "no JSON object: it does not begin with { and end with }"
+        answer = json.loads(body)
+        if not isinstance(answer, dict):
+            return f"JSON, but a {type(answer).__name__} instead of an object"
+        return "" if self._key is None or self._key in answer else f"JSON without {self._key!r}"
+
+
+def _unpacked(body: bytes) -> tuple[bytes, bool]:
+    """The first `BODY_LIMIT` bytes of a packed body, and whether that is all. ValueError: it breaks off."""
+    stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)  # tells gzip and zlib apart by itself
+    unpacked = stream.decompress(body, BODY_LIMIT)
+    if stream.eof:
+        return unpacked, True
+    if stream.unconsumed_tail:
+        return unpacked, False
+    raise ValueError("packed data breaks off")

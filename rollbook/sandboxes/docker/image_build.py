@@ -16,7 +16,7 @@ import requests
 from docker.errors import APIError, BuildError, DockerException, ImageNotFound
 
 from rollbook.errors import ConfigError, SandboxStartFailed
-from rollbook.sandboxes import image_apt
+from rollbook.sandboxes.docker import image_apt
 
 ENGINE_TIMEOUT_S = 900
 PULL_TIMEOUT_S = 60
@@ -144,7 +144,7 @@ def _debootstrap(client: docker.DockerClient, apt: image_apt.AptSettings, log: L
 def _require_debootstrap(log: Log) -> None:
     if os.geteuid() != 0:
         raise ConfigError(
-            f"the base image needs root once: run `sudo {sys.executable} -m rollbook.sandboxes.image`, or make "
+            f"the base image needs root once: run `sudo {sys.executable} -m rollbook.sandboxes.docker.image`, or make "
             f"{PUBLIC_BASE} available to the Docker engine"
         )
     if shutil.which("debootstrap"):

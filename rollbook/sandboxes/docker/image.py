@@ -1,6 +1,6 @@
 """The desktop image: named by what it is made of, built when that name is not on the engine yet.
 
-python -m rollbook.sandboxes.image [--variant slim] [--base auto] [--print-tag] [--prune]
+python -m rollbook.sandboxes.docker.image [--variant slim] [--base auto] [--print-tag] [--prune]
 """
 
 import argparse
@@ -20,7 +20,7 @@ from docker.errors import APIError, DockerException, ImageNotFound
 
 from rollbook.config.settings import PROJECT_ROOT, get_settings
 from rollbook.errors import ConfigError, InvalidInput, RollbookError
-from rollbook.sandboxes import image_build
+from rollbook.sandboxes.docker import image_build
 
 REPOSITORY = "rollbook/desktop"
 BASES = ("auto", "pull", "debootstrap")
@@ -164,7 +164,9 @@ def _check_variant(variant: str, directory: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; prints the image's name last, alone on its line."""
-    parser = argparse.ArgumentParser(prog="python -m rollbook.sandboxes.image", description="Build the desktop image.")
+    parser = argparse.ArgumentParser(
+        prog="python -m rollbook.sandboxes.docker.image", description="Build the desktop image."
+    )
     parser.add_argument("--variant", default="slim")
     parser.add_argument("--base", choices=BASES, help="default: setting ROLLBOOK_DESKTOP_BASE")
     parser.add_argument("--print-tag", action="store_true", help="only print the name; build nothing")

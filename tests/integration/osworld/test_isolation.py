@@ -11,9 +11,9 @@ from uuid import NAMESPACE_URL, uuid5
 import pytest
 
 from rollbook.errors import ConfigError
+from rollbook.guest.http import Endpoint
 from rollbook.osworld import isolation
 from rollbook.osworld.environment import EvaluatorEnv
-from rollbook.sandboxes.provider import Endpoint
 from tests.doubles.http_guest import HttpGuest, cdp_browser, cdp_version
 from tests.support.osworld import (
     LeftOver,
@@ -162,13 +162,13 @@ async def test_a_trial_without_a_result_is_not_remembered(
     stand_in.write_text(f"#!/bin/sh\n{bwrap}\n")
     stand_in.chmod(0o755)
     with monkeypatch.context() as busy:
-        busy.setattr(isolation.Cage, "command", lambda *_: [str(stand_in), "last"])
+        busy.setattr(isolation.Isolation, "command", lambda *_: [str(stand_in), "last"])
         busy.setattr(shutil, "which", lambda name: str(stand_in))
         with pytest.raises(ConfigError, match="trial of bubblewrap"):
-            await isolation.choose_cage(env, "none")
+            await isolation.choose_isolation(env, "none")
     assert isolation._found == {}
     with monkeypatch.context() as refused:
         stand_in.write_text("#!/bin/sh\necho bwrap: no permission\nexit 1\n")
-        refused.setattr(isolation.Cage, "command", lambda *_: [str(stand_in), "last"])
+        refused.setattr(isolation.Isolation, "command", lambda *_: [str(stand_in), "last"])
         refused.setattr(shutil, "which", lambda name: str(stand_in))
-        assert await isolation.working_cage(env) == isolation.Cage("none", "bwrap: no permission")
+        assert await isolation.working_isolation(env) == isolation.Isolation("none", "bwrap: no permission")

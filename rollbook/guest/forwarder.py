@@ -9,7 +9,7 @@ redirects and listings with foreign addresses become 502.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,22 @@ from types import TracebackType
 from typing import Self
 
 import aiohttp
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
-from rollbook.sandboxes.forwarder.checks import ReplyCheck
-from rollbook.sandboxes.forwarder.log import PATH_LIMIT, Exchange, ExchangeLog, Outcome
-from rollbook.sandboxes.forwarder.outcomes import Redirected, answered, failure_outcome, refused_upgrade, stay_here
-from rollbook.sandboxes.forwarder.routes import (
-    EndpointLike,
+from rollbook.guest.exchanges import (
+    PATH_LIMIT,
+    Exchange,
+    ExchangeLog,
+    Outcome,
+    Redirected,
+    answered,
+    failure_outcome,
+    refused_upgrade,
+    stay_here,
+)
+from rollbook.guest.http import Endpoint
+from rollbook.guest.routes import (
+    ReplyCheck,
     answers_in_text,
     is_cdp_listing,
     reply_headers,
@@ -31,9 +40,6 @@ from rollbook.sandboxes.forwarder.routes import (
     rewrite_cdp,
     target,
 )
-from rollbook.sandboxes.forwarder.websocket import MAX_MESSAGE_BYTES, pump_websocket
-
-__all__ = ["EndpointLike", "Exchange", "ExchangeLog", "Forwarder", "Outcome"]
 
 _LISTING_LIMIT = 16 * 2**20
 _KEEP_AS_SENT = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -80,7 +86,7 @@ class Forwarder:
 
     def __init__(
         self,
-        endpoints: Mapping[int, EndpointLike],
+        endpoints: Mapping[int, Endpoint],
         *,
         log: ExchangeLog | None = None,
         socket_dir: Path | None = None,
@@ -120,7 +126,7 @@ class Forwarder:
     ) -> None:
         await self._stack.aclose()
 
-    async def _listen(self, stack: AsyncExitStack, port: int, endpoint: EndpointLike) -> None:
+    async def _listen(self, stack: AsyncExitStack, port: int, endpoint: Endpoint) -> None:
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             return await self._serve(port, endpoint, request)
 
@@ -137,7 +143,7 @@ class Forwarder:
             path.chmod(0o666)  # its directory decides who gets here
             self.sockets[port] = path
 
-    async def _serve(self, port: int, endpoint: EndpointLike, request: web.BaseRequest) -> web.StreamResponse:
+    async def _serve(self, port: int, endpoint: Endpoint, request: web.BaseRequest) -> web.StreamResponse:
         record = _Record(port, request.method, request.raw_path, time.time(), time.monotonic())
         try:
             if request.headers.get("Upgrade", "").lower() == "websocket":
@@ -154,7 +160,7 @@ class Forwarder:
             if self._on_exchange is not None:
                 self._on_exchange(exchange)
 
-    async def _http(self, record: _Record, endpoint: EndpointLike, request: web.BaseRequest) -> web.StreamResponse:
+    async def _http(self, record: _Record, endpoint: Endpoint, request: web.BaseRequest) -> web.StreamResponse:
         try:
             reply = await self._session.request(
                 request.method,
@@ -204,7 +210,7 @@ class Forwarder:
         return response
 
     async def _listing(
-        self, record: _Record, endpoint: EndpointLike, request: web.BaseRequest, reply: aiohttp.ClientResponse
+        self, record: _Record, endpoint: Endpoint, request: web.BaseRequest, reply: aiohttp.ClientResponse
     ) -> web.StreamResponse:
         body = bytearray()
         while chunk := await _next_chunk(record, reply):
@@ -226,7 +232,7 @@ class Forwarder:
         headers.popall("Content-Length", None)
         return web.Response(status=reply.status, body=listing, headers=headers)
 
-    async def _websocket(self, record: _Record, endpoint: EndpointLike, request: web.BaseRequest) -> web.StreamResponse:
+    async def _websocket(self, record: _Record, endpoint: Endpoint, request: web.BaseRequest) -> web.StreamResponse:
         wanted = [name.strip() for name in request.headers.get("Sec-WebSocket-Protocol", "").split(",") if name.strip()]
         try:
             guest = await self._session.ws_connect(
@@ -273,3 +279,63 @@ def _whole(record: _Record, status: int, check: ReplyCheck) -> None:
 
 def _bad_gateway(record: _Record) -> web.Response:
     return web.Response(status=502, text=f"forwarder: the guest's port {record.port} gave no reply: {record.outcome}\n")
+
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""Largest message that passes; bounds the memory of one connection."""
+
+Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
+
+
+async def pump_websocket(
+    record: _Record,
+    request: web.BaseRequest,
+    guest: aiohttp.ClientWebSocketResponse,
+    protocols: Sequence[str],
+) -> web.StreamResponse:
+    """Accept the client's upgrade and carry messages both ways until one side closes.
+
+    The outcome is `ok` when the client ended the connection in any way or the guest closed it in order, else `reset`.
+    """
+    client = web.WebSocketResponse(protocols=protocols, autoping=False, compress=False, max_msg_size=MAX_MESSAGE_BYTES)
+    await client.prepare(request)
+    record.ended(Outcome.OK)
+    up = asyncio.create_task(_carry(client, guest))
+    down = asyncio.create_task(_carry(guest, client, record))
+    try:
+        await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+        if down.done() and not up.done() and guest.close_code in (None, aiohttp.WSCloseCode.ABNORMAL_CLOSURE):
+            record.ended(Outcome.RESET, guest.exception() or ConnectionResetError("the guest broke the connection"))
+    finally:
+        for task in (up, down):
+            task.cancel()
+        await asyncio.gather(up, down, return_exceptions=True)
+    await client.close(code=_polite(guest.close_code))
+    await guest.close(code=_polite(client.close_code))
+    return client
+
+
+async def _carry(source: Socket, sink: Socket, record: _Record | None = None) -> None:
+    """Copy messages from `source` to `sink` until either side is done."""
+    while True:
+        message = await source.receive()
+        if record is not None and message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+            record.received += len(message.data)
+        try:
+            if message.type is WSMsgType.TEXT:
+                await sink.send_str(message.data)
+            elif message.type is WSMsgType.BINARY:
+                await sink.send_bytes(message.data)
+            elif message.type is WSMsgType.PING:
+                await sink.ping(message.data)
+            elif message.type is WSMsgType.PONG:
+                await sink.pong(message.data)
+            else:
+                return
+        except ConnectionError:
+            return
+
+
+def _polite(code: int | None) -> int:
+    """A close code that may be sent: 1005 and 1006 only ever mean that none came."""
+    return code if code is not None and code not in (1005, 1006) else aiohttp.WSCloseCode.OK

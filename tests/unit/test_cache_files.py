@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollbook.osworld import carried
+from rollbook.osworld import cache_files
 
 
 def test_names_that_steps_write() -> None:
@@ -20,15 +20,15 @@ def test_names_that_steps_write() -> None:
         {"type": "execute", "parameters": None},
         {"type": "execute"},
     ]
-    assert carried.written_by(steps) == ["a.out", "a.err", "b.out"]
+    assert cache_files.written_by(steps) == ["a.out", "a.err", "b.out"]
 
 
 def test_only_plain_files_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carried, "FILE_LIMIT_BYTES", 10)
+    monkeypatch.setattr(cache_files, "FILE_LIMIT_BYTES", 10)
     cache = tmp_path / "cache"
-    carried.seed(cache, {"a.out": b"yes\n", "big": b"x" * 11})
+    cache_files.restore(cache, {"a.out": b"yes\n", "big": b"x" * 11})
     (tmp_path / "secret").write_bytes(b"secret")
     (cache / "link").symlink_to(tmp_path / "secret")
     os.mkfifo(cache / "pipe")
     (cache / "folder").mkdir()
-    assert carried.collect(cache, ["a.out", "big", "link", "pipe", "folder", "missing"]) == {"a.out": b"yes\n"}
+    assert cache_files.collect(cache, ["a.out", "big", "link", "pipe", "folder", "missing"]) == {"a.out": b"yes\n"}

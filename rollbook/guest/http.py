@@ -1,0 +1,246 @@
+"""HTTP to guests: clients without a proxy of the environment, and how much of an answer is read and believed.
+
+The agent owns the guest, so every answer may be hostile: endless, slow, packed, or nested without end.
+"""
+
+import asyncio
+import hashlib
+import io
+import json
+import re
+import ssl
+import struct
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import httpx
+from PIL import Image
+
+from rollbook.errors import SandboxLost, SandboxStartFailed
+
+GUEST_PORT = 5000
+CHROMIUM_PORT = 9222
+VLC_PORT = 8080
+SERVICE_PORTS = (GUEST_PORT, CHROMIUM_PORT, VLC_PORT)
+"""Guest server, Chromium's debugger, VLC's HTTP interface: fixed by OSWorld's tasks."""
+
+
+OnProgress = Callable[[str], None]
+"""Called often during long waits with a short note about progress; activities heartbeat in it."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """How to reach one port of a guest: an absolute URL, and headers that its gateway wants."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def guest_http(
+    endpoint: Endpoint,
+    *,
+    timeout: httpx.Timeout | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> httpx.AsyncClient:
+    """A client whose paths are relative to the endpoint. Use it as a context manager or close it."""
+    return httpx.AsyncClient(
+        base_url=endpoint.url,
+        headers={"Accept-Encoding": "identity", **endpoint.headers},
+        timeout=timeout or httpx.Timeout(15.0, connect=5.0),
+        verify=_tls() if endpoint.url.startswith("https:") else False,
+        trust_env=False,
+        transport=transport,
+    )
+
+
+async def ask_guest(
+    client: httpx.AsyncClient, method: str, path: str, *, max_bytes: int, total_s: float, **arguments: Any
+) -> tuple[int, bytes]:
+    """Status and body of one request, sent once; `total_s` seconds for the whole of it.
+
+    Raises httpx.HTTPError without an answer, also for one that is longer than `max_bytes`, late, or packed.
+    """
+    try:
+        async with asyncio.timeout(total_s):  # httpx's own clock restarts with every byte
+            async with client.stream(method, path, **arguments) as reply:
+                return reply.status_code, await _bounded(reply, max_bytes)
+    except TimeoutError as error:
+        raise httpx.ReadTimeout(f"no whole answer within {total_s:g} s") from error
+    except httpx.InvalidURL as error:
+        raise httpx.RemoteProtocolError(f"an answer that leads nowhere: {error}") from error
+
+
+def parse_guest_json(reply: str | bytes) -> Any:
+    """The JSON value of a reply; None when it is none, or is nested too deep to read. Half surrogates become `?`."""
+    try:
+        text = reply if isinstance(reply, str) else reply.decode()
+        value = json.loads(text)
+        if "\\ud" in text.lower():  # text that no encoder takes would fail far from here
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+        return value
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _bounded(reply: httpx.Response, max_bytes: int) -> bytes:
+    if (packing := reply.headers.get("Content-Encoding", "identity")) != "identity":
+        raise httpx.DecodingError(f"the answer is packed ({packing:.20}), which was not asked for")
+    content = bytearray()
+    async for chunk in reply.aiter_bytes():
+        content += chunk
+        if len(content) > max_bytes:
+            raise httpx.ReadError(f"the guest's answer is longer than {max_bytes} bytes")
+    return bytes(content)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Reading the certificates costs tens of milliseconds, too much for each client."""
+    return ssl.create_default_context()
+
+
+_BOOT_IDENTITY = (
+    "cat /proc/sys/kernel/random/boot_id /proc/sys/kernel/hostname; sed 's/.*) //' /proc/1/stat | cut -d' ' -f20"
+)
+"""Shell for guests without `/nonce`: the kernel's boot, the host name (Docker: the container), and the start time of
+process 1. Desktops restored from one memory snapshot may share all three."""
+
+
+_MAX_REPLY_BYTES = 4096
+
+
+async def read_nonce(endpoint: Endpoint, timeout_s: float) -> str:
+    """The boot identity of the guest behind a port-5000 endpoint.
+
+    Our image answers `GET /nonce`. A stock OSWorld guest is asked through `POST /execute`, which only reads.
+    Raises SandboxLost when nothing usable answers within `timeout_s` seconds per request.
+    """
+    try:
+        async with guest_http(endpoint, timeout=httpx.Timeout(timeout_s)) as client:
+            status, reply = await _ask(client, "GET", "/nonce", timeout_s)
+            if status in (404, 405):
+                return await _boot_identity(client, timeout_s)
+    except httpx.HTTPError as error:
+        raise SandboxLost(f"the guest server does not answer: {type(error).__name__}: {error}") from error
+    if status != 200 or not (nonce := _nonce_of(reply)):
+        raise SandboxLost(f"the guest server answered GET /nonce with HTTP {status} and no nonce")
+    return nonce
+
+
+async def _boot_identity(client: httpx.AsyncClient, timeout_s: float) -> str:
+    question = {"command": ["sh", "-c", _BOOT_IDENTITY], "shell": False}
+    status, reply = await _ask(client, "POST", "/execute", timeout_s, json=question)
+    answer = parse_guest_json(reply) if status == 200 else None
+    output = answer.get("output") if isinstance(answer, dict) else None
+    if not isinstance(output, str) or len(output.split()) != 3:
+        raise SandboxLost(f"the guest server answered POST /execute with HTTP {status} and no boot identity")
+    return "boot-" + hashlib.sha256(output.encode()).hexdigest()[:32]
+
+
+async def _ask(
+    client: httpx.AsyncClient, method: str, path: str, timeout_s: float, **arguments: Any
+) -> tuple[int, bytes]:
+    return await ask_guest(client, method, path, max_bytes=_MAX_REPLY_BYTES, total_s=timeout_s, **arguments)
+
+
+def _nonce_of(reply: bytes) -> str:
+    """The nonce in a reply: `{"nonce": "…"}` or the bare text; empty when it is neither."""
+    answer = parse_guest_json(reply)
+    value = answer.get("nonce") if isinstance(answer, dict) else reply.decode(errors="replace").strip().strip('"')
+    return value if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{8,200}", value) else ""
+
+
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+MIN_SCREENSHOT_BYTES = 1024
+"""An all-black 1920×1080 PNG has about 6 KB; anything below 1 KB is no picture of a desktop."""
+
+PROBE_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
+"""Upstream contract §6.2: connect 5 s, read 10 s."""
+PROBE_TOTAL_S = 15.0
+
+
+MAX_SCREENSHOT_BYTES = 64 * 1024 * 1024
+MAX_PIXELS = 7680 * 4320
+"""The biggest screen that a contract may ask for; a bigger picture is not unpacked."""
+
+
+def screenshot_size(png: bytes, screen: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Width and height of a screenshot that decodes completely; of exactly `screen` pixels, when that is given.
+
+    Raises ValueError that says what is wrong. The size is read in the header first: half a megabyte can unpack to one
+    gigabyte.
+    """
+    if not png.startswith(PNG_MAGIC):
+        raise ValueError(f"not a PNG: {len(png)} bytes starting with {png[:8]!r}")
+    if len(png) < MIN_SCREENSHOT_BYTES:
+        raise ValueError(f"a PNG of only {len(png)} bytes cannot be a desktop")
+    width, height = declared_size(png)
+    if screen is not None and (width, height) != screen:
+        raise ValueError(f"the screen is {width}×{height} pixels, wanted {screen[0]}×{screen[1]}")
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"a picture of {width}×{height} pixels is no screen; the biggest has {MAX_PIXELS}")
+    _decode(png, (width, height))
+    return width, height
+
+
+def _decode(png: bytes, size: tuple[int, int]) -> None:
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+            if image.size != size:  # a second header, which the decoder would follow
+                raise ValueError(f"it says {size[0]}×{size[1]} and then {image.size[0]}×{image.size[1]} pixels")
+            image.load()
+    except Exception as error:  # whatever a crafted file brings the decoder to raise
+        raise ValueError(f"a PNG that does not decode: {type(error).__name__}: {error}") from error
+
+
+def declared_size(png: bytes) -> tuple[int, int]:
+    """Width and height as the header of a PNG says."""
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height
+
+
+async def wait_ready(
+    endpoint: Endpoint,
+    screen: tuple[int, int],
+    *,
+    still_running: Callable[[], Awaitable[None]],
+    timeout_s: float,
+    poll_s: float,
+    on_progress: OnProgress,
+) -> None:
+    """Poll `GET /screenshot` until it is a real picture; `still_running` raises when waiting has become pointless.
+
+    Raises SandboxStartFailed with the last reason after `timeout_s`.
+    """
+    started = time.monotonic()
+    async with guest_http(endpoint, timeout=PROBE_TIMEOUT) as client:
+        while True:
+            problem = await _look(client, screen)
+            if problem is None:
+                return
+            await still_running()
+            waited = time.monotonic() - started
+            if waited >= timeout_s:
+                raise SandboxStartFailed(f"no usable screenshot within {timeout_s:g} s; last try: {problem}")
+            on_progress(f"waiting for the first screenshot: {problem}")
+            await asyncio.sleep(min(poll_s, max(0.0, timeout_s - waited)))
+
+
+async def _look(client: httpx.AsyncClient, screen: tuple[int, int]) -> str | None:
+    try:
+        status, png = await ask_guest(
+            client, "GET", "/screenshot", max_bytes=MAX_SCREENSHOT_BYTES, total_s=PROBE_TOTAL_S
+        )
+    except httpx.HTTPError as error:
+        return f"{type(error).__name__}: {error}"
+    if status != 200:
+        return f"HTTP {status}: {png[:200].decode(errors='replace').strip()}"
+    try:
+        await asyncio.to_thread(screenshot_size, png, screen)
+    except ValueError as error:
+        return str(error)
+    return None
