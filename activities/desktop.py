@@ -74,7 +74,7 @@ class DesktopActivities:
     ) -> list[dict[str, Any]]:
         """Run actions in order; the first one that times out ends the step."""
         contract = context.contract
-        pause = contract["settle"]["after_action_s"]
+        pause = contract.settle.after_action_s
         done: list[dict[str, Any]] = []
         for position, action in enumerate(actions):
             note(f"action {position + 1} of {len(actions)}")
@@ -85,8 +85,8 @@ class DesktopActivities:
                 result = await driver.perform(
                     op_id(context.rollout_key, context.attempt_index, request.step, position),
                     action,
-                    runtime=contract["action_runtime"],
-                    timeout_s=contract["limits"]["action_timeout_s"],
+                    runtime=contract.action_runtime,
+                    timeout_s=contract.limits.action_timeout_s,
                 )
                 done.append(
                     {
@@ -105,11 +105,11 @@ class DesktopActivities:
         return done
 
     async def _look(self, driver: Driver, context: AttemptContext) -> Observation:
-        wanted, desktop = context.contract["observe"], context.contract["desktop"]
+        wanted, desktop = context.contract.observe, context.contract.desktop
         seen = await driver.observe(
-            screen=(desktop["screen_width"], desktop["screen_height"]),
-            accessibility_tree=wanted["accessibility_tree"],
-            terminal=wanted["terminal"],
+            screen=desktop.screen,
+            accessibility_tree=wanted.accessibility_tree,
+            terminal=wanted.terminal,
         )
         for part, why in seen.refused.items():
             activity.logger.warning("the desktop gave no %s: %s", part, why)

@@ -1,13 +1,13 @@
 """The ledger's part of an episode and of a batch's registration: claim, finalize, register."""
 
-from typing import Any
-
 from temporalio import activity
 
 from activities.support import Activities, beating, reported, run_id, workflow_id
 from models import names
-from models.batch import BatchSpec, RegisterBatch, RegisteredBatch, Resolved
+from models.batch import RegisterBatch, RegisteredBatch
+from models.contract import Contract, Resolved
 from models.episode import Claimed, ClaimRequest, EpisodePlan, Finalized, FinalizeRequest
+from models.spec import BatchSpec
 from models.task import Task
 from models.web import needs_web
 from rollbook.config.settings import Settings
@@ -123,21 +123,22 @@ class LedgerActivities:
             )
 
     def _plan(self, claim: Claim) -> EpisodePlan:
-        settings, limits = self._services.settings, claim.contract["limits"]
+        assert claim.contract is not None, "a claimed attempt has its contract"
+        settings, limits = self._services.settings, claim.contract.limits
         return EpisodePlan(
             batch_id=claim.batch_id,
             task_id=claim.task_id,
             domain=claim.domain,
             sample=claim.sample,
             instruction=str(claim.document["instruction"])[:500],
-            max_steps=limits["max_steps"],
-            deadline_s=limits["deadline_s"],
+            max_steps=limits.max_steps,
+            deadline_s=limits.deadline_s,
             model_timeout_s=_decide_timeout_s(claim.contract),
-            action_timeout_s=limits["action_timeout_s"],
-            setup_timeout_s=limits["setup_timeout_s"],
-            evaluate_timeout_s=limits["evaluate_timeout_s"],
+            action_timeout_s=limits.action_timeout_s,
+            setup_timeout_s=limits.setup_timeout_s,
+            evaluate_timeout_s=limits.evaluate_timeout_s,
             start_timeout_s=_start_timeout_s(settings),
-            settle_s=claim.contract["settle"]["after_action_s"],
+            settle_s=claim.contract.settle.after_action_s,
             policy=claim.policy,
             artifact_url=self._services.artifact_base_url,
             desktop_queue=settings.task_queue_desktop,
@@ -151,10 +152,10 @@ def _member(task: Task) -> Member:
     return Member(domain=task.domain, task_id=task.task_id, task_digest=task.task_digest)
 
 
-def _decide_timeout_s(contract: dict[str, Any]) -> float:
+def _decide_timeout_s(contract: Contract) -> float:
     """Longest time that all calls of one step may take; each of them has the limit of its own."""
-    options = contract["policy"].get("options") or {}
-    return float(contract["limits"]["model_timeout_s"]) * int(options.get("parse_retries", 1))
+    options = contract.policy.options or {}
+    return contract.limits.model_timeout_s * int(options.get("parse_retries", 1))
 
 
 def _start_timeout_s(settings: Settings) -> float:

@@ -36,10 +36,10 @@ class OsworldActivities:
     async def prepare_task(self, call: DesktopRequest) -> PhaseDone:
         """Set the task up, once per desktop; then let the desktop settle."""
         context = await self._context(call.attempt)
-        limits, settle = context.contract["limits"], context.contract["settle"]
-        job = self._job(context, call.desktop, limits["setup_timeout_s"])
+        limits, settle = context.contract.limits, context.contract.settle
+        job = self._job(context, call.desktop, limits.setup_timeout_s)
         files = await self._phase(call, lambda driver, note: driver.prepare(job, note, self._keep))
-        await _rest(settle["after_setup_s"])
+        await _rest(settle.after_setup_s)
         return PhaseDone(files=files)
 
     @activity.defn(name=names.RUN_POSTCONFIG)
@@ -47,8 +47,8 @@ class OsworldActivities:
     async def run_postconfig(self, call: DesktopRequest) -> PhaseDone:
         """Let the desktop settle, then run the evaluator's postconfig, once per desktop."""
         context = await self._context(call.attempt)
-        await _rest(context.contract["settle"]["before_evaluation_s"])
-        job = self._job(context, call.desktop, context.contract["limits"]["evaluate_timeout_s"])
+        await _rest(context.contract.settle.before_evaluation_s)
+        job = self._job(context, call.desktop, context.contract.limits.evaluate_timeout_s)
         files = await self._phase(call, lambda driver, note: driver.postconfig(job, note, self._keep))
         return PhaseDone(files=files)
 
@@ -61,7 +61,7 @@ class OsworldActivities:
         stored = await ledger.evaluation(request.attempt)
         if stored is None:
             files = {name: await self._services.artifacts.get(ref.sha256) for name, ref in request.files.items()}
-            job = self._job(context, request.desktop, context.contract["limits"]["evaluate_timeout_s"], files)
+            job = self._job(context, request.desktop, context.contract.limits.evaluate_timeout_s, files)
             scored = await self._score(request, job)
             log = await self._services.artifacts.put(scored.log, "text/plain; charset=utf-8") if scored.log else None
             stored = await ledger.commit_evaluation(request.attempt, run_id(), _row(scored, context.task_digest, log))

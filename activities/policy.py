@@ -29,7 +29,7 @@ class PolicyActivities:
         known = await ledger.step(request.attempt, run_id(), request.step)
         context, stored = known.context, known.call
         if stored is None:
-            kind = context.contract["policy"]["kind"]
+            kind = context.contract.policy.kind
             artifacts, left = self._services.artifacts, time_left()
             log = LedgerCallLog(ledger, artifacts, request.attempt, run_id(), request.step, kind, left)
             turn = Turn(request.step, context, request.observation, artifacts.get, left)

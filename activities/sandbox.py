@@ -33,7 +33,7 @@ class SandboxActivities:
         services = self._services
         context = await services.ledger.attempt_context(attempt, run_id())
         spec = self._spec(context)
-        provider = services.provider(context.contract["desktop"]["provider"])
+        provider = services.provider(context.contract.desktop.provider)
         lease_s = services.settings.lease_s
         await services.ledger.sandbox_intent(
             attempt,
@@ -101,16 +101,16 @@ class SandboxActivities:
 
     def _spec(self, context: AttemptContext) -> SandboxSpec:
         settings = self._services.settings
-        desktop = context.contract["desktop"]
-        opened = desktop["egress"] == "open" or (desktop["egress"] == "auto" and needs_web(context.task))
+        desktop = context.contract.desktop
+        opened = desktop.egress == "open" or (desktop.egress == "auto" and needs_web(context.task))
         return SandboxSpec(
             deployment=settings.deployment_id,
             rollout=context.rollout_key,
             attempt=context.attempt_index,
             batch=context.batch_id,
-            image=context.contract["resolved"]["desktop_image"] or "none",
-            image_field="desktop.image" if desktop["image"] else "ROLLBOOK_DESKTOP_IMAGE, or the image of `make setup`",
-            screen=(desktop["screen_width"], desktop["screen_height"]),
+            image=context.contract.resolved.desktop_image or "none",
+            image_field="desktop.image" if desktop.image else "ROLLBOOK_DESKTOP_IMAGE, or the image of `make setup`",
+            screen=desktop.screen,
             egress="open" if opened else "none",
             env=self._environment(),
             ready_timeout_s=settings.ready_timeout_s,

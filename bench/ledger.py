@@ -12,7 +12,9 @@ from sqlalchemy import text
 from bench.house import House, Meter
 from bench.procfs import forget_peak, peak_memory_mb, private_memory_mb
 from bench.report import Figure, figure
-from models.batch import RegisterBatch, Resolved, read_spec
+from models.batch import RegisterBatch
+from models.contract import Resolved
+from models.spec import read_spec
 from rollbook.config.settings import PROJECT_ROOT
 from tests.support.system import null_spec, small_tasks
 

@@ -1,22 +1,80 @@
-"""The agent contract: what makes two agents the same, apart from weights, sampling and purpose.
+"""The contract: everything that gives one rollout of a batch its meaning.
 
-Source: upstream contract §3.4. Training and evaluation of one policy are comparable only if their agent contracts are
-equal; where they differ on purpose, the spec says so (`parity: declared`).
+A contract is registered once, as canonical JSON, and never changes; its digest says whether two batches mean the same.
+`Contract` reads it for the code that plays, checks and exports rollouts. The agent contract is the part that makes two
+agents the same, apart from weights, sampling and purpose: training and evaluation of one policy are comparable only if
+their agent contracts are equal; where they differ on purpose, the spec says so (`parity: declared`).
 """
 
 import re
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from models.base import Input, Name
+from models.base import Input, Name, Wire
+from models.explain import explain
 from models.history import HistoryPolicy
-from models.identity import short_id
+from models.identity import digest, short_id
+from models.outcome import RewardMode
 
 Purpose = Literal["eval", "train"]
+ActionRuntime = Literal["canonical", "exact-input"]
 
 WIRE_CONTRACT_ID = "openai-chat-completions-v1"
 """How a request travels: one chat completion, not streamed, images as data URLs of PNG."""
+
+
+class EpisodeLimits(Input):
+    """The runner's limits; times in seconds."""
+
+    max_steps: int = Field(default=15, ge=1, le=1000)
+    deadline_s: float = Field(default=1800, gt=0, le=86_400)
+    """From the moment the desktop is granted until the loop must end; evaluation follows it. Stops while frozen."""
+    model_timeout_s: float = Field(default=900, gt=0, le=7200)
+    action_timeout_s: float = Field(default=120, gt=0, le=600)
+    """Per action. The guest itself kills an action after 120 s."""
+    setup_timeout_s: float = Field(default=2400, gt=0, le=7200)
+    evaluate_timeout_s: float = Field(default=1200, gt=0, le=7200)
+
+
+class Settle(Input):
+    """How long the desktop is left alone; seconds. Changing it changes what is observed, so it is in the contract."""
+
+    after_setup_s: float = Field(default=2.0, ge=0, le=300)
+    after_action_s: float = Field(default=2.0, ge=0, le=300)
+    """After each action, before the next one or the observation (OSWorld's `sleep_after_execution`)."""
+    before_evaluation_s: float = Field(default=2.0, ge=0, le=300)
+
+
+class DesktopSpec(Input):
+    """Which desktop the rollouts run on."""
+
+    provider: Literal["docker", "null"] = "docker"
+    """`null` is the do-nothing desktop of benchmarks and rehearsals; workers refuse it unless told otherwise."""
+    variant: Literal["slim"] = "slim"
+    image: str | None = None
+    """A full image reference instead of the built variant; None takes the worker's build of `variant`."""
+    screen_width: int = Field(default=1920, ge=320, le=7680)
+    screen_height: int = Field(default=1080, ge=240, le=4320)
+    egress: Literal["auto", "none", "open"] = "auto"
+
+    @property
+    def screen(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return self.screen_width, self.screen_height
+
+
+class Observe(Input):
+    """What an observation holds besides the screenshot."""
+
+    accessibility_tree: bool = False
+    terminal: bool = False
+
+    @property
+    def type(self) -> str:
+        """The names of the parts, for instance `screenshot+terminal`."""
+        return "+".join(["screenshot", *(name for name in ("accessibility_tree", "terminal") if getattr(self, name))])
 
 
 class AgentOptions(Input):
@@ -39,7 +97,7 @@ class AgentOptions(Input):
     repeated_action_window: int = Field(default=12, ge=1, le=1000)
 
 
-class Sampling(Input):
+class SamplingOptions(Input):
     """How replies are drawn. Outside the agent contract; part of the batch's contract."""
 
     temperature: float = Field(default=1.0, ge=0, le=2)
@@ -74,11 +132,11 @@ class Overlay(Input):
     options: dict[str, Any] = {}
     """Members of AgentOptions."""
     sampling: dict[str, Any] = {}
-    """Members of Sampling."""
+    """Members of SamplingOptions."""
 
 
 def agent_of(
-    protocol: str, history: HistoryPolicy, options: AgentOptions, sampling: Sampling, overlay: Overlay
+    protocol: str, history: HistoryPolicy, options: AgentOptions, sampling: SamplingOptions, overlay: Overlay
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(agent, sampling) with the overlay applied, as plain JSON; raises ValueError that names the member."""
     chosen = overlay.history or history
@@ -88,49 +146,132 @@ def agent_of(
         "history_policy_id": chosen.policy_id,
         "options": AgentOptions.model_validate(options.model_dump() | overlay.options).model_dump(mode="json"),
     }
-    drawn = Sampling.model_validate(sampling.model_dump() | overlay.sampling)
+    drawn = SamplingOptions.model_validate(sampling.model_dump() | overlay.sampling)
     return agent, drawn.model_dump(mode="json")
 
 
-def agent_contract(contract: dict[str, Any]) -> dict[str, Any]:
-    """The agent contract within a batch's contract; no purpose, parity, sampling, model or reward in it."""
-    policy, desktop, resolved = contract["policy"], contract["desktop"], contract["resolved"]
-    options = policy.get("options") or {}
-    return {
-        "schema_version": 1,
-        "runner": {
-            "name": "rollbook",
-            "kind": policy["kind"],
-            "action_space": "pyautogui",
-            "action_runtime": contract["action_runtime"],
-            "observation_type": _observation_type(contract["observe"]),
-            "platform": "ubuntu",
-            "screen_size": [desktop["screen_width"], desktop["screen_height"]],
-            "desktop_image": resolved["desktop_image"],
-            "egress": desktop["egress"],
-            "evaluator_revision": resolved["evaluator_revision"],
-        },
-        "max_steps": contract["limits"]["max_steps"],
-        "limits": contract["limits"],
-        "settle": contract["settle"],
-        "model_protocol": {
-            "protocol_id": policy.get("protocol_id"),
-            "parser_id": policy.get("parser_id"),
-            "thinking": options.get("thinking"),
-            "wire_contract_id": WIRE_CONTRACT_ID if policy["kind"] == "openai" else None,
-        },
-        "history_policy": policy.get("history"),
-        "agent_options": options,
-    }
+class Resolved(Wire):
+    """Values that the names in a spec stood for at registration; part of the contract."""
+
+    script_digest: str | None = None
+    parser_id: str | None = None
+    desktop_image: str | None = None
+    evaluator_revision: str | None = None
+    null_desktop: bool = False
 
 
-def agent_contract_id(contract: dict[str, Any]) -> str:
-    """`agent-contract-` and 24 digits; equal for the same agent, whatever it is used for."""
-    return short_id("agent-contract", agent_contract(contract))
+class Stored(Wire):
+    """A part of a registered contract, with the JSON that it was read from."""
+
+    document: dict[str, Any] = Field(repr=False, exclude=True)
+    """As stored. Digests and exports are made of this: a default that was added since must not change them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_document(cls, stored: Any) -> Any:
+        return {**stored, "document": stored} if isinstance(stored, dict) else stored
+
+    @classmethod
+    def read(cls, document: Any) -> Self:
+        """Read the stored JSON; raises ValueError with one `field: problem` per wrong field.
+
+        Looser than a spec: keys that a newer version added are ignored, and numbers may have been rewritten by a tool.
+        """
+        try:
+            return cls.model_validate(document, strict=False, extra="ignore")
+        except ValidationError as error:
+            raise ValueError(explain(error)) from error
 
 
-def _observation_type(observe: dict[str, bool]) -> str:
-    return "+".join(["screenshot", *(name for name in ("accessibility_tree", "terminal") if observe[name])])
+class PolicyContract(Stored):
+    """The policy of a contract: the fields that the kinds have; None where a kind has no such field."""
+
+    kind: str
+    model: str | None = None
+    """The model's name as its endpoint knows it."""
+    protocol_id: str | None = None
+    parser_id: str | None = None
+    history: dict[str, Any] | None = None
+    history_policy_id: str | None = None
+    options: dict[str, Any] | None = None
+    sampling: dict[str, Any] | None = None
+    parity: str | None = None
+    script_digest: str | None = None
+    """Of the steps that a scripted or replayed rollout plays."""
+    waits: int = 0
+
+    @property
+    def name(self) -> str:
+        """The model's name, otherwise the kind: for people and for derived ids."""
+        return self.model or self.kind
+
+
+class RecordedContract(Stored):
+    """The part that the contract of every batch has, also of one whose results were imported."""
+
+    policy: PolicyContract
+    purpose: Purpose
+    reward_mode: RewardMode
+    resolved: Resolved
+
+    @property
+    def all_resolved(self) -> Resolved:
+        """`resolved`, and the names that are stored with the policy."""
+        policy = self.policy
+        return self.resolved.model_copy(update={"script_digest": policy.script_digest, "parser_id": policy.parser_id})
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON: equal meaning, equal digest."""
+        return digest(self.document)
+
+
+class Contract(RecordedContract):
+    """The contract of a batch whose rollouts run here."""
+
+    limits: EpisodeLimits
+    settle: Settle
+    desktop: DesktopSpec
+    observe: Observe
+    action_runtime: ActionRuntime
+    seed: int = 0
+
+    @cached_property
+    def agent_contract(self) -> dict[str, Any]:
+        """The agent contract, as plain JSON; no purpose, parity, sampling, model or reward in it."""
+        policy, desktop = self.policy, self.desktop
+        options = policy.options or {}
+        return {
+            "schema_version": 1,
+            "runner": {
+                "name": "rollbook",
+                "kind": policy.kind,
+                "action_space": "pyautogui",
+                "action_runtime": self.action_runtime,
+                "observation_type": self.observe.type,
+                "platform": "ubuntu",
+                "screen_size": list(desktop.screen),
+                "desktop_image": self.resolved.desktop_image,
+                "egress": desktop.egress,
+                "evaluator_revision": self.resolved.evaluator_revision,
+            },
+            "max_steps": self.limits.max_steps,
+            "limits": self.document["limits"],
+            "settle": self.document["settle"],
+            "model_protocol": {
+                "protocol_id": policy.protocol_id,
+                "parser_id": policy.parser_id,
+                "thinking": options.get("thinking"),
+                "wire_contract_id": WIRE_CONTRACT_ID if policy.kind == "openai" else None,
+            },
+            "history_policy": policy.history,
+            "agent_options": options,
+        }
+
+    @cached_property
+    def agent_contract_id(self) -> str:
+        """`agent-contract-` and 24 digits; equal for the same agent, whatever it is used for."""
+        return short_id("agent-contract", self.agent_contract)
 
 
 def difference(old: Any, new: Any, path: str = "") -> list[str]:

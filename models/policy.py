@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from models.base import Input, Name
-from models.contract import AgentOptions, Overlay, Purpose, Sampling, agent_of, difference
+from models.contract import AgentOptions, Overlay, Purpose, SamplingOptions, agent_of, difference
 from models.history import HistoryPolicy
 from models.legacy import normalised
 
@@ -61,7 +61,7 @@ class OpenAIPolicy(Input):
     """How the prompt is written and the reply read."""
     history: HistoryPolicy = HistoryPolicy(name="fixed", params={"keep_images": 3})
     options: AgentOptions = AgentOptions()
-    sampling: Sampling = Sampling()
+    sampling: SamplingOptions = SamplingOptions()
     by_purpose: dict[Purpose, Overlay] = {}
     """What differs when training or when evaluating."""
     parity: Literal["strict", "declared"] = "strict"

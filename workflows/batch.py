@@ -11,7 +11,6 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 from models import attributes, names
 from models.batch import (
     BatchResult,
-    BatchSpec,
     CloseBatch,
     Control,
     Counts,
@@ -19,9 +18,9 @@ from models.batch import (
     PumpResult,
     RegisterBatch,
     RegisteredBatch,
-    read_spec,
 )
 from models.identity import BATCH_ID
+from models.spec import BatchSpec, read_spec
 from workflows.control import read_control
 from workflows.shield import settled, shielded
 

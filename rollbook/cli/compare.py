@@ -1,6 +1,8 @@
 """Whether a spec may be launched under a batch id that exists: the ledger's own rules, asked before anything starts."""
 
-from models.batch import BatchSpec, ScriptedPolicy, difference, resolved_of
+from models.contract import RecordedContract, difference
+from models.policy import ScriptedPolicy
+from models.spec import BatchSpec
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import Ledger
 from rollbook.ledger.queries import BatchRow, Reader
@@ -14,10 +16,10 @@ async def require_same_contract(ledger: Ledger, known: BatchRow, spec: BatchSpec
     What only workers can resolve (image, evaluator, parser, recorded actions) is taken from the stored contract: they
     compare it themselves.
     """
-    resolved = resolved_of(known.contract)
+    resolved = RecordedContract.read(known.contract).all_resolved
     if isinstance(spec.policy, ScriptedPolicy):
         resolved = resolved.model_copy(update={"script_digest": await ledger.find_script(spec.policy.script)})
-    if lines := difference(known.contract, contract_for(spec, resolved)):
+    if lines := difference(known.contract, contract_for(spec, resolved).document):
         raise SpecConflict(
             f"batch {known.batch_id} exists with another contract: {'; '.join(lines)}. "
             "Submit the same spec to resume it, or choose a new batch id"

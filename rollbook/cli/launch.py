@@ -11,7 +11,8 @@ from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlre
 from temporalio.service import RPCError, RPCStatusCode
 
 from models import names
-from models.batch import BatchResult, BatchSpec
+from models.batch import BatchResult
+from models.spec import BatchSpec
 from rollbook.cli.failures import Failed
 from rollbook.cli.out import clean
 from rollbook.errors import InvalidInput

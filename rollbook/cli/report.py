@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from models.contract import RecordedContract
 from rollbook.cli.aio import finish
 from rollbook.cli.opening import open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument
@@ -32,11 +33,12 @@ def report(
 async def read(reader: Reader, batch_id: str, rollouts: bool) -> Row:
     """What `report` shows."""
     row = await reader.batch(batch_id)
+    contract = RecordedContract.read(row.contract)
     return {
         "batch_id": batch_id,
-        "reward_mode": row.contract["reward_mode"],
+        "reward_mode": contract.reward_mode,
         "contract_digest": row.contract_digest,
-        "null_desktop": row.contract["resolved"]["null_desktop"],
+        "null_desktop": contract.resolved.null_desktop,
         "counts": (await reader.counts(batch_id)).model_dump(),
         "scoreboard": await reader.scoreboard(batch_id),
         "pass_k": await reader.pass_k(batch_id),

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from temporalio.client import Client
 
+from models.contract import PolicyContract
 from rollbook.cli.aio import finish
 from rollbook.cli.decide import whoami
 from rollbook.cli.failures import OK, Failed
@@ -131,6 +132,6 @@ def stored_spec(row: BatchRow) -> dict[str, Any]:
     spec["extend"] = True  # rows that an earlier launch added stay planned
     spec["concurrency"], spec["max_attempts"] = row.concurrency, row.max_attempts
     if spec["policy"]["kind"] == "scripted":
-        script = row.contract["policy"]["script_digest"]
+        script = PolicyContract.read(row.contract["policy"]).script_digest
         spec["policy"] = {**spec["policy"], "script": f"{spec['policy']['script'].partition('@')[0]}@{script}"}
     return spec

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from models.batch import BatchSpec, Resolved, contract_digest
-from models.contract import agent_contract_id
+from models.contract import Resolved
 from models.policy import OpenAIPolicy, ReplayPolicy, ScriptedPolicy
+from models.spec import BatchSpec
 from rollbook.cli.opening import open_ledger
 from rollbook.cli.out import note
 from rollbook.config.settings import Settings
@@ -25,8 +25,8 @@ async def resolve(found: Settings, batch_id: str, spec: BatchSpec) -> dict[str, 
         "batch_id": batch_id,
         "spec": spec.model_dump(mode="json"),
         "resolved": resolved.model_dump(mode="json"),
-        "contract_digest": contract and contract_digest(contract),
-        "agent_contract_id": contract and agent_contract_id(contract),
+        "contract_digest": contract and contract.digest,
+        "agent_contract_id": contract and contract.agent_contract_id,
     }
 
 

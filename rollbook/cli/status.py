@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from models.batch import Counts
+from models.contract import RecordedContract
 from rollbook.cli.aio import finish
 from rollbook.cli.failures import Failed
 from rollbook.cli.launch import Pulse, pulse_of
@@ -102,7 +103,7 @@ async def look(found: Settings, reader: Reader, batch_id: str) -> dict[str, Any]
         "troubles": pulse.troubles if pulse else [],
         "note": (row.spec or {}).get("note", ""),
         "contract_digest": row.contract_digest,
-        "null_desktop": row.contract["resolved"]["null_desktop"],
+        "null_desktop": RecordedContract.read(row.contract).resolved.null_desktop,
         "control": control_of(row),
         "launch": row.launch_index,
         "eta_s": eta_s(state, counts, ended, seconds),

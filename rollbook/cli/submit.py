@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from temporalio.client import Client
 
-from models.batch import BatchResult, BatchSpec, read_spec
+from models.batch import BatchResult
 from models.identity import BATCH_ID
+from models.spec import BatchSpec, read_spec
 from rollbook.cli.aio import finish
 from rollbook.cli.compare import (
     never_trained_on,

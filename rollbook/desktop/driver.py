@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from models.contract import Contract
 from models.evidence import ArtifactRef
 from models.outcome import Infra, TerminalAction
 from rollbook.desktop.journal import ActionResult
@@ -26,7 +27,7 @@ class Job:
 
     task: dict[str, Any]
     """The OSWorld document."""
-    contract: dict[str, Any]
+    contract: Contract
     work_dir: Path
     """Private directory of this try on this host: the evaluator's cache."""
     timeout_s: float

@@ -123,7 +123,7 @@ class HttpDriver:
 
     async def _probe(self, job: Job) -> None:
         """Raises SetupFailed when actions cannot run here: else each would fail as if it were the policy's doing."""
-        chosen = runtime_named(job.contract["action_runtime"])
+        chosen = runtime_named(job.contract.action_runtime)
         if missing := await probe_runtime(self._client, chosen):
             raise SetupFailed(
                 f"action_runtime: {chosen.id} needs what this desktop lacks: {'; '.join(missing)}; use another image"
@@ -153,14 +153,13 @@ class HttpDriver:
         note: Note,
     ) -> PhaseResult:
         assert self._env is not None, "setup and evaluation run on workers that have the evaluator"
-        desktop = job.contract["desktop"]
         return await run_phase(
             phase,
             task=job.task,
             endpoints=endpoints,
             work_dir=job.work_dir,
             terminal_action=terminal_action,
-            screen=(desktop["screen_width"], desktop["screen_height"]),
+            screen=job.contract.desktop.screen,
             client_password=CLIENT_PASSWORD,
             timeout_s=job.timeout_s,
             expected_nonce=self._desktop.nonce,

@@ -7,7 +7,6 @@ the artifact that holds them.
 from itertools import pairwise
 from typing import Any
 
-from models.contract import agent_contract_id
 from models.identity import digest, short_id
 from rollbook.evidence.load import CallEvidence, Loaded
 from rollbook.evidence.segments import Placed, place
@@ -59,17 +58,18 @@ def generation_contract(loaded: Loaded, sampling: dict[str, Any] | None = None) 
 
     `sampling`: of a call that was drawn otherwise than the contract's configuration says.
     """
-    policy = loaded.attempt.contract["policy"]
+    contract = loaded.attempt.contract
+    policy = contract.policy
     versions = sorted({call.row["model_version"] for call in loaded.generations if call.row["model_version"]})
-    model = {"name": policy.get("model"), "versions": versions}
+    model = {"name": policy.model, "versions": versions}
     compaction = {
         "adapter": "rollbook",
-        "agent_contract_id": agent_contract_id(loaded.attempt.contract),
-        "model_protocol": {"protocol_id": policy.get("protocol_id"), "parser_id": policy.get("parser_id")},
-        "history_policy": policy.get("history"),
-        "agent_options": policy.get("options"),
+        "agent_contract_id": contract.agent_contract_id,
+        "model_protocol": {"protocol_id": policy.protocol_id, "parser_id": policy.parser_id},
+        "history_policy": policy.history,
+        "agent_options": policy.options,
     }
-    configured = {name: (policy.get("sampling") or {}).get(name) for name in SAMPLING}
+    configured = {name: (policy.sampling or {}).get(name) for name in SAMPLING}
     drawn = configured if sampling is None or sampling == configured else sampling
     body = {
         "schema_version": 1,

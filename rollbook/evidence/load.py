@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from models.contract import Contract
 from models.identity import derived_group_id, short_id
 from rollbook.errors import ArtifactError, InvalidInput
-from rollbook.ledger.identity import policy_name
 from rollbook.ledger.recorded import Recorded, Row
 
 REASONS = frozenset(
@@ -156,15 +156,16 @@ def identity_of(attempt: Recorded) -> dict[str, Any]:
 
 def trajectory_id(attempt: Recorded) -> str:
     """Id of the trajectory: identity and model."""
-    return short_id("trajectory", identity_of(attempt), policy_name(attempt.contract))
+    return short_id("trajectory", identity_of(attempt), attempt.policy.name)
 
 
-def require_played(batch_id: str, contract: Row) -> None:
-    """Raise InvalidInput for a batch whose results were imported."""
+def require_played(batch_id: str, contract: Row) -> Contract:
+    """The contract of a batch that ran here; raises InvalidInput for one whose results were imported."""
     if contract["policy"]["kind"] == "imported":
         raise InvalidInput(
             f"batch: {batch_id} was imported: what its rollouts saw and said is not in this ledger; ask where it ran"
         )
+    return Contract.read(contract)
 
 
 async def load_calls(attempt: Recorded, artifacts: Artifacts) -> Loaded:
@@ -172,7 +173,7 @@ async def load_calls(attempt: Recorded, artifacts: Artifacts) -> Loaded:
 
     Raises InvalidInput for an imported rollout: what it saw and said was never here.
     """
-    require_played(attempt.rollout["batch_id"], attempt.contract)
+    require_played(attempt.rollout["batch_id"], attempt.rollout["contract"])
     read = await asyncio.gather(*(_read(row, artifacts) for row in attempt.calls))
     trajectory, turn_id, calls = trajectory_id(attempt), 0, []
     known: dict[str, dict[str, Any]] = {}

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from models.contract import agent_contract_id
 from models.identity import short_id
 from rollbook.evidence.failures import parse_failure
 from rollbook.evidence.load import CallEvidence, Loaded
-from rollbook.ledger.identity import policy_name
 from rollbook.ledger.recorded import Row
 
 
@@ -29,8 +27,8 @@ def trajectory_contract(loaded: Loaded) -> dict[str, Any]:
         **{name: value for name, value in loaded.identity.items() if name != "schema_version"},
         "identity_source": attempt.rollout["identity_source"],
         "trajectory_id": loaded.trajectory_id,
-        "model_name": policy_name(attempt.contract),
-        "agent_contract_id": agent_contract_id(attempt.contract),
+        "model_name": attempt.policy.name,
+        "agent_contract_id": attempt.contract.agent_contract_id,
         "transition_count": len(_steps(loaded)),
         "model_call_count": len(loaded.generations),
         "capabilities": {

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 from typing import Any, Protocol
 
+from models.contract import Contract
 from models.sanitize import sanitize
 from rollbook.errors import ArtifactError, ConfigError, InvalidInput, LedgerConflict, ModelCallFailed
 from rollbook.evidence.pictures import alike
@@ -62,7 +63,7 @@ class _Verification:
         self._notes = notes
         self._calls = attempt.stored_calls
         self._screens = {turn["step"]: turn["screenshot_sha256"] for turn in attempt.turns}
-        self._is_model = attempt.contract["policy"]["kind"] == "openai"
+        self._is_model = attempt.policy.kind == "openai"
         self._agent, self._why_not = _agent(attempt.contract) if self._is_model else (None, "")
         self._task = Task(attempt.key, attempt.attempt_index, str(attempt.rollout["document"]["instruction"]))
 
@@ -176,7 +177,7 @@ class _Verification:
             notes.all.replies += 1
 
 
-def _agent(contract: Row) -> tuple[Agent | None, str]:
+def _agent(contract: Contract) -> tuple[Agent | None, str]:
     try:
         return Agent(contract), ""
     except ConfigError as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from models.contract import Contract
 from rollbook.errors import InvalidInput
 from rollbook.evidence.load import Artifacts, load_calls, require_played
 from rollbook.export.files import FileSet, line, parent_of
@@ -40,12 +41,12 @@ async def export_gym(
     with ExitStack() as stack:
         async with ledger.snapshot() as seen:
             batch = await seen.batch_of(batch_id)
-            require_played(batch_id, batch["contract"])
+            contract = require_played(batch_id, batch["contract"])
             planned = await seen.rollouts_of(batch_id)
             _refuse_open(planned, partial)
             parent_of(out)
             files = stack.enter_context(FileSet(*paths.values()))  # the main file last: it is the marker
-            export = _Export(seen, artifacts, batch["contract"], files, paths)
+            export = _Export(seen, artifacts, contract, files, paths)
             tasks = _task_indexes(planned)
             for number, row in enumerate(planned, 1):
                 await export.rollout(row, tasks[row["task_id"]])
@@ -90,7 +91,7 @@ class _Export:
 
     seen: Snapshot
     artifacts: Artifacts
-    contract: Row
+    contract: Contract
     files: FileSet
     paths: dict[str, Path]
     rows: Counter[str] = field(default_factory=Counter)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from models.contract import agent_contract, agent_contract_id
+from models.contract import Contract
 from rollbook.evidence.exact import exact_envelope
 from rollbook.evidence.load import CallEvidence, Loaded
 from rollbook.evidence.trajectory import semantic_trajectory
-from rollbook.ledger.identity import policy_name, trajectory_rollout_id
+from rollbook.ledger.identity import trajectory_rollout_id
 from rollbook.ledger.recorded import Row
 
 AGENT_REF = {"type": "responses_api_agents", "name": "rollbook_osworld"}
@@ -22,13 +22,13 @@ NO_ENVELOPE: dict[str, Any] = {
 """What stands for the exact envelope of an attempt whose evidence is incomplete."""
 
 
-def input_row(rollout: Row, contract: Row, task_index: int) -> dict[str, Any]:
+def input_row(rollout: Row, contract: Contract, task_index: int) -> dict[str, Any]:
     """The materialised input of one planned rollout: as a trainer would dispatch it, its first attempt."""
-    identity = {"rollout_id": trajectory_rollout_id(rollout, contract, 1), "attempt_index": 0}
+    identity = {"rollout_id": trajectory_rollout_id(rollout, contract.policy.name, 1), "attempt_index": 0}
     return _common(rollout, contract, task_index) | _caller(rollout, identity)
 
 
-def _common(rollout: Row, contract: Row, task_index: int) -> dict[str, Any]:
+def _common(rollout: Row, contract: Contract, task_index: int) -> dict[str, Any]:
     document = rollout["document"]
     return {
         "_ng_task_index": task_index,
@@ -36,7 +36,7 @@ def _common(rollout: Row, contract: Row, task_index: int) -> dict[str, Any]:
         "_ng_rollout_id": rollout["rollout_key"],
         "agent_ref": AGENT_REF,
         "responses_create_params": _parameters(document, contract),
-        "rollout_purpose": contract["purpose"],
+        "rollout_purpose": contract.purpose,
         "verifier_metadata": {
             "task_id": rollout["task_id"],
             "domain": rollout["domain"],
@@ -124,9 +124,9 @@ def _verified(loaded: Loaded) -> dict[str, Any]:
         "osworld_error": outcome.get("detail") or None,
         "osworld_steps": _steps(loaded),
         "osworld_artifact_dir": None,
-        "osworld_model_name": policy_name(attempt.contract),
+        "osworld_model_name": attempt.policy.name,
         "osworld_termination_reason": outcome.get("termination_reason"),
-        "osworld_agent_contract_id": agent_contract_id(attempt.contract),
+        "osworld_agent_contract_id": attempt.contract.agent_contract_id,
         "osworld_proxy_required": bool(attempt.rollout["document"].get("proxy", False)),
         "osworld_proxy_enabled": False,
         "osworld_proxy_configured": False,
@@ -137,15 +137,15 @@ def _execution_id(loaded: Loaded) -> str:
     return f"execution-{loaded.attempt.attempt['execution_id'].hex}"
 
 
-def _parameters(document: Row, contract: Row) -> dict[str, Any]:
-    sampling = contract["policy"].get("sampling") or {}
+def _parameters(document: Row, contract: Contract) -> dict[str, Any]:
+    sampling = contract.policy.sampling or {}
     return {
         "input": [{"role": "user", "content": document["instruction"]}],
-        "model": policy_name(contract),
+        "model": contract.policy.name,
         "temperature": sampling.get("temperature"),
         "top_p": sampling.get("top_p"),
         "max_output_tokens": sampling.get("max_output_tokens"),
-        "metadata": {"nemo_rl_rollout_purpose": contract["purpose"]},
+        "metadata": {"nemo_rl_rollout_purpose": contract.purpose},
     }
 
 
@@ -156,16 +156,16 @@ def _response(loaded: Loaded) -> dict[str, Any]:
         "id": f"resp_{loaded.trajectory_id}",
         "object": "response",
         "created_at": ended.timestamp() if ended is not None else 0.0,
-        "model": policy_name(attempt.contract),
+        "model": attempt.policy.name,
         "output": [_message(call) for call in loaded.generations],
         "parallel_tool_calls": False,
         "tool_choice": "auto",
         "tools": [],
-        "agent_contract": agent_contract(attempt.contract)
+        "agent_contract": attempt.contract.agent_contract
         | {
-            "agent_contract_id": agent_contract_id(attempt.contract),
-            "rollout_purpose": attempt.contract["purpose"],
-            "parity_mode": attempt.contract["policy"].get("parity"),
+            "agent_contract_id": attempt.contract.agent_contract_id,
+            "rollout_purpose": attempt.contract.purpose,
+            "parity_mode": attempt.policy.parity,
         },
         "execution_context": _execution_context(loaded),
         "model_call_summaries": [_summary(call) for call in loaded.calls],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from models.contract import agent_contract, agent_contract_id
+from models.contract import Contract
 from rollbook.errors import InvalidInput
 from rollbook.evidence.load import Artifacts, load_calls, require_played
 from rollbook.export.files import FileSet, line, parent_of, write_whole
@@ -81,11 +81,12 @@ async def export_training(
 
 
 def _described(batch: dict[str, Any], planned: list[dict[str, Any]], totals: Totals) -> dict[str, Any]:
+    contract = Contract.read(batch["contract"])
     return {
         "batch_id": batch["batch_id"],
         "contract_digest": batch["contract_digest"],
-        "agent_contract": agent_contract(batch["contract"]),
-        "agent_contract_id": agent_contract_id(batch["contract"]),
+        "agent_contract": contract.agent_contract,
+        "agent_contract_id": contract.agent_contract_id,
         "rollout_purpose": batch["purpose"],
         "planned": len(planned),
         "final": totals.rollouts,

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from models.contract import agent_contract_id
 from models.identity import canonical_json
 from rollbook.evidence.load import CallEvidence, Loaded
 from rollbook.evidence.segments import Placed, place
-from rollbook.ledger.identity import policy_name
 from rollbook.ledger.recorded import Row
 
 SCHEMA = "rollbook-training-v2"
@@ -49,9 +47,9 @@ def rollout_head(loaded: Loaded, member: Row) -> dict[str, Any]:
         "schema": SCHEMA,
         "batch_id": rollout["batch_id"],
         "contract_digest": rollout["contract_digest"],
-        "agent_contract_id": agent_contract_id(contract),
-        "rollout_purpose": contract["purpose"],
-        "policy": policy_name(contract),
+        "agent_contract_id": contract.agent_contract_id,
+        "rollout_purpose": contract.purpose,
+        "policy": contract.policy.name,
         "rollout_key": attempt.key,
         "domain": rollout["domain"],
         "task_id": rollout["task_id"],

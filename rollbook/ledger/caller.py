@@ -11,8 +11,8 @@ from sqlalchemy import bindparam, func, select, text
 from sqlalchemy.dialects.postgresql import ARRAY, TEXT
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from models.batch import BatchSpec
 from models.identity import derived_group_id, scoped_group_id
+from models.spec import BatchSpec
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import tables
 

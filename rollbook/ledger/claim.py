@@ -8,12 +8,13 @@ from typing import Any
 from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from models.contract import Contract
 from models.outcome import Infra
 from rollbook.errors import Fenced
 from rollbook.ledger import tables
 from rollbook.ledger.ending import closed, read_batch, record_end
-from rollbook.ledger.fence import lock_rollout
-from rollbook.ledger.identity import policy_name, trajectory_rollout_id
+from rollbook.ledger.fence import lock_rollout, read_contract
+from rollbook.ledger.identity import trajectory_rollout_id
 from rollbook.ledger.records import Claim
 
 
@@ -38,9 +39,9 @@ async def claim(conn: AsyncConnection, rollout_key: str, run_id: str, workflow_i
     batch = await read_batch(conn, row["batch_id"])
     newest = attempts[-1] if attempts else None
     if newest and newest.run_id == run_id and newest.claim == n and newest.closed_by is None:
-        return await _answer(
-            conn, row, batch, newest.attempt_index, await _ids(conn, rollout_key, newest.attempt_index)
-        )
+        ids = await _ids(conn, rollout_key, newest.attempt_index)
+        contract = read_contract(row["batch_id"], batch["contract"])
+        return await _answer(conn, row, batch, contract, newest.attempt_index, ids)
     _refuse_overtaken(rollout_key, attempts, run_id, n)
     if row["state"] == "final":
         return Claim(status="final", rollout_key=rollout_key)
@@ -52,10 +53,11 @@ async def claim(conn: AsyncConnection, rollout_key: str, run_id: str, workflow_i
         detail = f"run {run_id} claimed the rollout while this attempt was open"
         end = await closed(conn, rollout_key, newest.attempt_index, Infra.SUPERSEDED, "claim", detail)
         await record_end(conn, row, batch, newest.attempt_index, replace(end, next_state="running"))
+    contract = read_contract(row["batch_id"], batch["contract"])
     index = newest.attempt_index + 1 if newest else 1
     ids = {
         "execution_id": uuid.uuid4(),
-        "trajectory_rollout_id": trajectory_rollout_id(row, batch["contract"], index),
+        "trajectory_rollout_id": trajectory_rollout_id(row, contract.policy.name, index),
     }
     await conn.execute(
         tables.attempt.insert().values(
@@ -69,7 +71,7 @@ async def claim(conn: AsyncConnection, rollout_key: str, run_id: str, workflow_i
         )
     )
     await _update(conn, rollout_key, state="running", current_attempt=index)
-    return await _answer(conn, row, batch, index, ids)
+    return await _answer(conn, row, batch, contract, index, ids)
 
 
 async def _attempts(conn: AsyncConnection, rollout_key: str) -> list[_Made]:
@@ -114,7 +116,12 @@ async def _ids(conn: AsyncConnection, rollout_key: str, index: int) -> Mapping[s
 
 
 async def _answer(
-    conn: AsyncConnection, row: RowMapping, batch: RowMapping, index: int, ids: Mapping[str, Any]
+    conn: AsyncConnection,
+    row: RowMapping,
+    batch: RowMapping,
+    contract: Contract,
+    index: int,
+    ids: Mapping[str, Any],
 ) -> Claim:
     task = tables.task
     document = await conn.scalar(select(task.c.document).where(task.c.task_digest == row["task_digest"]))
@@ -122,9 +129,10 @@ async def _answer(
         status="claimed",
         attempt_index=index,
         document=document or {},
-        policy=policy_name(batch["contract"]),
+        policy=contract.policy.name,
+        contract=contract,
         **{name: row[name] for name in ("rollout_key", "batch_id", "domain", "task_id", "sample", "task_digest")},
-        **{name: batch[name] for name in ("contract", "contract_digest", "max_attempts")},
+        **{name: batch[name] for name in ("contract_digest", "max_attempts")},
         group_id=row["group_id"],
         **ids,
     )

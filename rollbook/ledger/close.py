@@ -9,6 +9,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, INTEGER, TEXT, UUID
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.admission import RECONCILED_POLICY, SAMPLE_MASKED, TRAINING_POLICY
+from models.contract import RecordedContract
 from models.outcome import Infra
 from rollbook.ledger import tables
 from rollbook.ledger.control import check_launch
@@ -123,7 +124,8 @@ async def close_some(
     check_launch(batch_id, batch["launch_id"], launch_id)
     rows = list((await conn.execute(_OPEN_ROWS, {"keys": keys})).mappings())
     never_ran = [row for row in rows if not row["is_open"]]
-    await _insert_attempts(conn, batch["contract"], never_ran)
+    contract = RecordedContract.read(batch["contract"])
+    await _insert_attempts(conn, contract.policy.name, never_ran)
     indexes = [(row["current_attempt"] or 0) + (not row["is_open"]) for row in rows]
     values: dict[str, Any] = {
         "keys": [row["rollout_key"] for row in rows],
@@ -131,7 +133,7 @@ async def close_some(
         "keeps": [row["keeps_selection"] for row in rows],
     }
     said = {"reason": Infra.CANCELLED.value, "policy_id": RECONCILED_POLICY}
-    detail = {"detail": redact_text(reason)[:2000], "reward_mode": batch["contract"]["reward_mode"]}
+    detail = {"detail": redact_text(reason)[:2000], "reward_mode": contract.reward_mode}
     await conn.execute(_END_ROWS, values | said | detail)
     await conn.execute(_DECIDE_ROWS, {"keys": values["keys"], "indexes": indexes} | said)
     training = {"training_policy_id": TRAINING_POLICY, "training_reason": SAMPLE_MASKED}
@@ -140,7 +142,7 @@ async def close_some(
     return len(rows)
 
 
-async def _insert_attempts(conn: AsyncConnection, contract: dict[str, Any], rows: list[Any]) -> None:
+async def _insert_attempts(conn: AsyncConnection, policy_name: str, rows: list[Any]) -> None:
     if not rows:
         return
     indexes = [(row["current_attempt"] or 0) + 1 for row in rows]
@@ -148,7 +150,9 @@ async def _insert_attempts(conn: AsyncConnection, contract: dict[str, Any], rows
         "keys": [row["rollout_key"] for row in rows],
         "indexes": indexes,
         "executions": [uuid.uuid4() for _ in rows],
-        "trajectories": [trajectory_rollout_id(row, contract, index) for row, index in zip(rows, indexes, strict=True)],
+        "trajectories": [
+            trajectory_rollout_id(row, policy_name, index) for row, index in zip(rows, indexes, strict=True)
+        ],
     }
     await conn.execute(_NEVER_RAN, values)
 

@@ -15,6 +15,7 @@ from models.admission import (
     AdmissionFacts,
     decide_runtime,
 )
+from models.contract import RecordedContract
 from models.outcome import Infra, OutcomeFacts, classify, earns_new_attempt, reward_of
 from rollbook.ledger import tables
 from rollbook.ledger.sanitize import redact_text
@@ -112,7 +113,7 @@ async def record_end(conn: AsyncConnection, row: RowMapping, batch: RowMapping, 
     """Insert outcome and runtime decision; the rollout row itself is updated by the caller."""
     key = {"rollout_key": row["rollout_key"], "attempt_index": attempt_index}
     classification = classify(end.facts)
-    mode = batch["contract"]["reward_mode"]
+    mode = RecordedContract.read(batch["contract"]).reward_mode
     await conn.execute(
         tables.outcome.insert().values(
             **key,

@@ -4,11 +4,14 @@ Lock the rollout row first, then decide in separate statements: under READ COMMI
 committed before the lock was granted, a sub-select of the locking statement does not.
 """
 
+from typing import Any
+
 from sqlalchemy import RowMapping, and_, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from models.contract import Contract
 from models.episode import AttemptRef
-from rollbook.errors import Fenced, InvalidInput
+from rollbook.errors import ConfigError, Fenced, InvalidInput
 from rollbook.ledger import tables
 from rollbook.ledger.records import AttemptContext
 
@@ -82,5 +85,18 @@ async def attempt_context(conn: AsyncConnection, attempt: AttemptRef, run_id: st
     found = (await conn.execute(_CONTEXT, attempt.model_dump())).mappings().first()
     check_owner(attempt, run_id, found)
     assert found is not None
-    values = {name: value for name, value in found.items() if name not in ("run_id", "termination_reason")}
-    return AttemptContext(rollout_key=attempt.rollout_key, attempt_index=attempt.attempt_index, **values)
+    values = {name: value for name, value in found.items() if name not in ("run_id", "termination_reason", "contract")}
+    return AttemptContext(
+        rollout_key=attempt.rollout_key,
+        attempt_index=attempt.attempt_index,
+        contract=read_contract(found["batch_id"], found["contract"]),
+        **values,
+    )
+
+
+def read_contract(batch_id: str, document: dict[str, Any]) -> Contract:
+    """The contract of a batch that runs here; raises ConfigError when this version cannot read it."""
+    try:
+        return Contract.read(document)
+    except ValueError as error:
+        raise ConfigError(f"the contract of batch {batch_id} cannot be read ({error}): update the worker") from error

@@ -11,7 +11,7 @@ from rollbook.errors import Fenced, LedgerConflict
 from rollbook.ledger import tables
 from rollbook.ledger.borne_out import borne_out
 from rollbook.ledger.ending import End, decide, read_batch, record_end
-from rollbook.ledger.fence import lock_rollout
+from rollbook.ledger.fence import lock_rollout, read_contract
 from rollbook.ledger.sanitize import redact_text
 
 _COMPARED = (
@@ -42,7 +42,8 @@ async def finalize(conn: AsyncConnection, request: FinalizeRequest, run_id: str)
         raise Fenced(f"{name} is not run {run_id}'s")
     end = _interpret(request, await _row(conn, tables.evaluation, key))
     batch = await read_batch(conn, row["batch_id"])
-    proven = await borne_out(conn, key, end, batch["contract"]["limits"]["max_steps"])
+    contract = read_contract(row["batch_id"], batch["contract"])
+    proven = await borne_out(conn, key, end, contract.limits.max_steps)
     if known := await _row(conn, tables.outcome, key):
         _require_same(name, known, end, proven)
         return await _answer(conn, key)

@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, func, select, text
 from sqlalchemy.dialects.postgresql import ARRAY, BOOLEAN, INTEGER, TEXT, UUID, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from models.batch import contract_digest, difference
+from models.contract import RecordedContract, difference
 from models.identity import BATCH_ID, canonical_json, derived_group_id, rollout_key
 from models.imported import ImportedRow
 from models.outcome import RewardMode
@@ -160,9 +160,9 @@ def _counts(lines: dict[tuple[str, int], int]) -> dict[str, int]:
     return {task_id: len(found) for task_id, found in samples.items()}
 
 
-def _contract(source: Source) -> dict[str, Any]:
+def _contract(source: Source) -> RecordedContract:
     policy = {"kind": KIND} | ({"model": source.model} if source.model else {})
-    return {
+    document = {
         "schema_version": 1,
         "policy": policy,
         "purpose": "eval",
@@ -170,17 +170,18 @@ def _contract(source: Source) -> dict[str, Any]:
         "resolved": {"null_desktop": False},
         "imported": {"file_sha256": source.sha256, "rows": len(source.rows), "task_set": source.task_set},
     }
+    return RecordedContract.read(document)
 
 
-async def _open(conn: AsyncConnection, source: Source, contract: dict[str, Any]) -> bool:
+async def _open(conn: AsyncConnection, source: Source, contract: RecordedContract) -> bool:
     """Whether the batch is new; raises SpecConflict when it is another one."""
     row = {
         "batch_id": source.batch_id,
         "deployment_id": source.deployment_id,
         "namespace": source.namespace,
-        "contract": contract,
-        "contract_digest": contract_digest(contract),
-        "purpose": contract["purpose"],
+        "contract": contract.document,
+        "contract_digest": contract.digest,
+        "purpose": contract.purpose,
         "concurrency": 1,
         "max_attempts": 1,
         "launch_id": "import",
@@ -189,13 +190,13 @@ async def _open(conn: AsyncConnection, source: Source, contract: dict[str, Any])
     if await conn.scalar(made) is not None:
         return True
     known = await conn.scalar(select(tables.batch.c.contract).where(tables.batch.c.batch_id == source.batch_id))
-    if lines := difference(known, contract):
+    if lines := difference(known, contract.document):
         raise SpecConflict(f"batch {source.batch_id} exists with other content: {'; '.join(lines)}")
     return False
 
 
 async def _register(
-    conn: AsyncConnection, source: Source, contract: dict[str, Any], set_digest: str, planned: list[_Planned]
+    conn: AsyncConnection, source: Source, contract: RecordedContract, set_digest: str, planned: list[_Planned]
 ) -> None:
     """One registration per number of samples, so that each of them selects exactly what it planned."""
     by_task: dict[str, list[_Planned]] = defaultdict(list)
@@ -213,7 +214,7 @@ async def _register(
             "task_set": f"{source.task_set.partition('@')[0]}@{set_digest}",
             "tasks": TaskFilter(ids=sorted({one.member.task_id for one in ones})).model_dump(mode="json"),
             "samples": count,
-            "policy": contract["policy"],
+            "policy": contract.policy.document,
             "note": redact_text(source.note),
         }
         row = {
@@ -247,15 +248,15 @@ def _columns(batch_id: str, ones: list[_Planned]) -> dict[str, Any]:
     }
 
 
-async def _record(conn: AsyncConnection, contract: dict[str, Any], planned: list[_Planned]) -> None:
+async def _record(conn: AsyncConnection, contract: RecordedContract, planned: list[_Planned]) -> None:
     keys = [one.key for one in planned]
     attempts = {
         "keys": keys,
         "executions": [uuid.uuid4() for _ in planned],
-        "trajectories": [trajectory_rollout_id(_identity(one), contract, 1) for one in planned],
+        "trajectories": [trajectory_rollout_id(_identity(one), contract.policy.name, 1) for one in planned],
     }
     await conn.execute(_ATTEMPTS, attempts)
-    await conn.execute(tables.outcome.insert(), [_outcome(one, contract["reward_mode"]) for one in planned])
+    await conn.execute(tables.outcome.insert(), [_outcome(one, contract.reward_mode) for one in planned])
     decisions = {
         "keys": keys,
         "admitted": [one.row.admitted for one in planned],

@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from models.contract import Contract, PolicyContract
 from rollbook.errors import InvalidInput
 from rollbook.ledger.records import StoredCall
 
@@ -77,9 +78,14 @@ class Recorded:
         return int(self.attempt["attempt_index"])
 
     @property
-    def contract(self) -> Row:
-        """The batch's contract."""
-        return dict(self.rollout["contract"])
+    def contract(self) -> Contract:
+        """The contract of a batch that ran here; raises ValueError for an imported one."""
+        return Contract.read(self.rollout["contract"])
+
+    @property
+    def policy(self) -> PolicyContract:
+        """The policy of the batch's contract, also of an imported one."""
+        return PolicyContract.read(self.rollout["contract"]["policy"])
 
     @property
     def stored_calls(self) -> list[StoredCall]:

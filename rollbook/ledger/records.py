@@ -8,6 +8,7 @@ from uuid import UUID
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
 
 from models.base import Sha256, Wire
+from models.contract import Contract
 from models.episode import Observation
 from models.evidence import ArtifactRef
 from models.outcome import Infra, NonBlank, TerminalAction
@@ -98,7 +99,7 @@ class Claim:
     sample: int = 0
     task_digest: str = ""
     document: dict[str, Any] = field(default_factory=dict)
-    contract: dict[str, Any] = field(default_factory=dict)
+    contract: Contract | None = None
     contract_digest: str = ""
     policy: str = ""
     group_id: str = ""
@@ -119,7 +120,7 @@ class AttemptContext:
     task_id: str
     sample: int
     task_digest: str
-    contract: dict[str, Any]
+    contract: Contract
     contract_digest: str
     task: dict[str, Any]
     """The task's document, in OSWorld's format."""

@@ -1,14 +1,14 @@
 """Registration of a batch: every rollout becomes a row before anything runs. Repeating it changes nothing."""
 
-from typing import Any
-
 from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from models.batch import RegisterBatch, Resolved, contract_digest, contract_of, difference
+from models.batch import RegisterBatch
+from models.contract import Contract, Resolved, difference
 from models.identity import BATCH_ID
 from models.policy import Policy, ReplayPolicy
+from models.spec import contract_of
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import tables
 from rollbook.ledger.caller import Identity, identities, require_identity
@@ -103,14 +103,14 @@ async def _launched(conn: AsyncConnection, request: RegisterBatch) -> bool:
     return await conn.scalar(known) is not None
 
 
-async def _open(conn: AsyncConnection, request: RegisterBatch, deployment_id: str, contract: dict[str, Any]) -> None:
+async def _open(conn: AsyncConnection, request: RegisterBatch, deployment_id: str, contract: Contract) -> None:
     row = {
         "batch_id": request.batch_id,
         "deployment_id": deployment_id,
         "namespace": request.namespace,
-        "contract": contract,
-        "contract_digest": contract_digest(contract),
-        "purpose": contract["purpose"],
+        "contract": contract.document,
+        "contract_digest": contract.digest,
+        "purpose": contract.purpose,
         "concurrency": request.spec.concurrency,
         "max_attempts": request.spec.max_attempts,
         "launch_id": request.launch_id,
@@ -118,11 +118,11 @@ async def _open(conn: AsyncConnection, request: RegisterBatch, deployment_id: st
     await conn.execute(insert(tables.batch).values(row).on_conflict_do_nothing())
 
 
-async def _lock(conn: AsyncConnection, request: RegisterBatch, deployment_id: str, contract: dict[str, Any]) -> None:
+async def _lock(conn: AsyncConnection, request: RegisterBatch, deployment_id: str, contract: Contract) -> None:
     query = select(tables.batch).where(tables.batch.c.batch_id == request.batch_id).with_for_update(key_share=True)
     found = (await conn.execute(query)).mappings().one()
-    if found["contract_digest"] != contract_digest(contract):
-        lines = difference(found["contract"], contract)
+    if found["contract_digest"] != contract.digest:
+        lines = difference(found["contract"], contract.document)
         raise SpecConflict(
             f"batch {request.batch_id} exists with another contract: {'; '.join(lines)}. "
             "Submit the same spec to resume it, or choose a new batch id"

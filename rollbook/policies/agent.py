@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from models.contract import AgentOptions
+from models.contract import AgentOptions, Contract
 from models.history import HistoryPlan, HistoryPolicy, replay_plan, smaller_budget
 from models.identity import digest
 from rollbook.errors import ConfigError, LedgerConflict
@@ -107,17 +107,17 @@ class Tries:
 class Agent:
     """Model, protocol, history policy and options of one contract."""
 
-    def __init__(self, contract: dict[str, Any]) -> None:
+    def __init__(self, contract: Contract) -> None:
         """Raises ConfigError when this worker's protocols or history policies are not those of the contract."""
-        policy = contract["policy"]
-        self.model: str = policy["model"]
-        self.options = AgentOptions.model_validate(policy["options"])
-        self.history = HistoryPolicy.model_validate(policy["history"])
-        self.max_steps: int = contract["limits"]["max_steps"]
-        self._sampling: dict[str, Any] = policy["sampling"]
-        self.protocol = _protocol(policy["protocol_id"], self.options)
+        policy = contract.policy
+        self.model = policy.model or ""
+        self.options = AgentOptions.model_validate(policy.options)
+        self.history = HistoryPolicy.model_validate(policy.history)
+        self.max_steps = contract.limits.max_steps
+        self._sampling = policy.sampling or {}
+        self.protocol = _protocol(policy.protocol_id or "", self.options)
         observed = (self.protocol.protocol_id, self.protocol.parser_id, self.history.policy_id)
-        resolved = (policy["protocol_id"], policy["parser_id"], policy["history_policy_id"])
+        resolved = (policy.protocol_id, policy.parser_id, policy.history_policy_id)
         if observed != resolved:
             raise ConfigError(f"this worker's agent is {observed}, the contract's {resolved}: update the worker")
 

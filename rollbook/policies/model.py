@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from models.contract import agent_contract_id
 from models.identity import canonical_json
 from rollbook.errors import ModelCallFailed, ModelTimeout
 from rollbook.ledger.records import AttemptContext, StoredCall
@@ -65,7 +64,7 @@ class ModelPolicy:
         self._client = client
         self._agent = Agent(context.contract)
         self._task = Task(context.rollout_key, context.attempt_index, str(context.task["instruction"]))
-        self._timeout_s = float(context.contract["limits"]["model_timeout_s"])
+        self._timeout_s = float(context.contract.limits.model_timeout_s)
 
     async def decide(self, turn: Turn, log: CallLog) -> StoredCall:
         """The call that decides the step.
@@ -168,7 +167,7 @@ class ModelPolicy:
         return {
             "run_id": context.batch_id,
             "adapter": "rollbook",
-            "rollout_purpose": context.contract["purpose"],
+            "rollout_purpose": context.contract.purpose,
             "sampling_event_id": context.sampling_event_id,
             "source_group_id": context.source_group_id,
             "execution_id": context.execution_id,
@@ -182,7 +181,7 @@ class ModelPolicy:
             "task_attempt": context.attempt_index,
             "step": step,
             "parse_attempt": planned.number,
-            "agent_contract_id": agent_contract_id(context.contract),
+            "agent_contract_id": context.contract.agent_contract_id,
             "history_policy_id": agent.history.policy_id,
             "model_protocol_id": agent.protocol.protocol_id,
         }

@@ -37,12 +37,12 @@ async def policy_for(context: AttemptContext, services: Sources) -> Policy:
 
     Raises InvalidInput for a kind that this version does not know, ConfigError when this worker lacks the endpoint.
     """
-    policy = context.contract["policy"]
-    kind = policy["kind"]
+    policy = context.contract.policy
+    kind = policy.kind
     if kind == "noop":
-        return NoopPolicy(int(policy["waits"]))
+        return NoopPolicy(policy.waits)
     if kind in ("scripted", "replay"):
-        script = await services.scripts.get(services.ledger, policy["script_digest"])
+        script = await services.scripts.get(services.ledger, policy.script_digest or "")
         return ScriptedPolicy(script.tasks.get(context.task_id, script.default), name=kind)
     if kind == "openai":
         # the newest launch says where the model is served: the contract does not depend on it

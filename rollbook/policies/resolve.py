@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from models.batch import BatchSpec, Resolved, contract_of
-from models.contract import Purpose
+from models.contract import Contract, Purpose, Resolved
 from models.identity import digest
 from models.policy import OpenAIPolicy, Policy, ReplayPolicy, ScriptedPolicy
+from models.spec import BatchSpec, contract_of
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
 from rollbook.policies.client.request import OWNED
@@ -46,7 +46,7 @@ def parser_of(policy: OpenAIPolicy, purpose: Purpose) -> str:
     return PARSERS[known_protocol(agent["protocol_id"], "policy.protocol")]
 
 
-def contract_for(spec: BatchSpec, resolved: Resolved) -> dict[str, Any]:
+def contract_for(spec: BatchSpec, resolved: Resolved) -> Contract:
     """The contract; raises InvalidInput when the spec demands another agent."""
     try:
         return contract_of(spec, resolved)

@@ -74,7 +74,7 @@ class NullDriver:
 
     def _draw(self, job: Job, what: str) -> int:
         """0..15 from the attempt and the seed; 5 (all is well) when the seed is 0."""
-        seed = job.contract.get("seed", 0)
+        seed = job.contract.seed
         return hashlib.sha256(f"{seed}:{self._key}:{what}".encode()).digest()[0] % 16 if seed else 5
 
 

@@ -19,8 +19,9 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.ledger import LedgerActivities
 from activities.policy import PolicyActivities
-from models.batch import RegisterBatch, read_spec
+from models.batch import RegisterBatch
 from models.episode import AttemptRef, DecideRequest, Decision, Observation
+from models.spec import read_spec
 from rollbook.ledger.recorded import Recorded
 from rollbook.policies.base import Answer
 from rollbook.policies.call_log import LedgerCallLog, Unstorable

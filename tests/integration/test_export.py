@@ -331,8 +331,9 @@ async def test_a_changed_artifact_or_row_is_found(system: System) -> None:
 
 async def test_what_cannot_be_checked_is_said_and_is_not_ok(system: System) -> None:
     attempt = next(one for one in await recorded(system, BATCH) if one.key.endswith("t001/1"))
-    policy = attempt.contract["policy"] | {"parser_id": "a-parser-of-tomorrow"}
-    newer = dataclasses.replace(attempt, rollout=attempt.rollout | {"contract": attempt.contract | {"policy": policy}})
+    contract = attempt.contract.document
+    contract |= {"policy": contract["policy"] | {"parser_id": "a-parser-of-tomorrow"}}
+    newer = dataclasses.replace(attempt, rollout=attempt.rollout | {"contract": contract})
     proof = await verify(newer, system.artifacts)
     assert (proof.ok, proof.mismatches, proof.prompts_equal) == (False, [], 0)
     assert {one.what for one in proof.unchecked} == {"protocol"}

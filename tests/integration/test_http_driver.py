@@ -10,8 +10,10 @@ from typing import Any
 import docker
 import pytest
 
+from models.contract import Resolved
 from models.episode import DesktopRef
 from models.evidence import ArtifactRef
+from models.spec import contract_of, read_spec
 from rollbook.desktop.client import GuestClient
 from rollbook.desktop.driver import Files, Job
 from rollbook.desktop.http_driver import HttpDriver
@@ -28,7 +30,8 @@ from rollbook.osworld.environment import ensure_environment
 from rollbook.sandboxes.docker.provider import DockerProvider
 from rollbook.sandboxes.provider import SandboxSpec
 
-CONTRACT = {"action_runtime": "exact-input", "desktop": {"screen_width": 1920, "screen_height": 1080}}
+SPEC = {"task_set": "demo", "policy": {"kind": "noop"}, "action_runtime": "exact-input"}
+CONTRACT = contract_of(read_spec(SPEC), Resolved())
 
 
 def says(word: str, file: str) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from temporalio.exceptions import ApplicationError
 
 from activities.janitor import RUNNING_EPISODES
 from models import names
-from models.batch import RegisterBatch, Resolved, read_spec
+from models.batch import RegisterBatch
+from models.contract import Resolved
 from models.episode import EpisodeStart
 from models.reconcile import Reconciled, ReconcileRequest
+from models.spec import read_spec
 from rollbook.temporal.schedules import ensure_janitor, schedule_id
 from tests.support.system import System, null_spec, running_system, small_tasks, system_settings
 from tests.support.waiting import until

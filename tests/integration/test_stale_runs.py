@@ -26,7 +26,8 @@ from activities.ledger import LedgerActivities
 from activities.policy import PolicyActivities
 from models import names
 from models.base import Wire
-from models.batch import RegisterBatch, Resolved, read_spec
+from models.batch import RegisterBatch
+from models.contract import Resolved
 from models.episode import (
     ActRequest,
     AttemptRef,
@@ -41,6 +42,7 @@ from models.episode import (
 from models.evidence import ArtifactRef
 from models.outcome import OutcomeFacts
 from models.reconcile import Reconciled, ReconcileRequest
+from models.spec import read_spec
 from rollbook.desktop.driver import Driver
 from rollbook.errors import CapacityBusy
 from rollbook.sandboxes.provider import SandboxProvider

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.batch import BatchResult
+from models.contract import Resolved
+from models.spec import contract_of, read_spec
 from models.task import Task
 from rollbook.desktop.driver import Files, Job
 from rollbook.sandboxes.null import NullDriver
@@ -130,9 +132,10 @@ class Rehearsal:
     async def _drawn(self, rollout_key: str, attempt_index: int) -> float | str:
         """How the do-nothing desktop ends this attempt: its score, or the reason why it has none."""
         driver = NullDriver(rollout_key, attempt_index)
-        job = Job(
-            task={}, contract={"seed": SEED}, work_dir=self._stage.system.settings.state_dir, timeout_s=1, token=""
+        contract = contract_of(
+            read_spec({"task_set": "rehearsal", "policy": {"kind": "noop"}, "seed": SEED}), Resolved()
         )
+        job = Job(task={}, contract=contract, work_dir=self._stage.system.settings.state_dir, timeout_s=1, token="")
         try:
             await driver.prepare(job, self._quiet, self._keep)
             await driver.postconfig(job, self._quiet, self._keep)

@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 from sqlalchemy import text
 
-from models.batch import BatchSpec, RegisterBatch, Resolved, read_spec
+from models.batch import RegisterBatch
+from models.contract import Resolved
 from models.episode import AttemptRef, Finalized, FinalizeRequest, Observation
 from models.evidence import ArtifactRef
 from models.identity import digest
 from models.outcome import Infra, OutcomeFacts
+from models.spec import BatchSpec, read_spec
 from models.task import Task, read_task
 from rollbook.errors import Fenced
 from rollbook.ledger import AuditReport, Claim, Evaluation, Ledger, ModelCall, Registered

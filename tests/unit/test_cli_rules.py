@@ -13,9 +13,10 @@ from psycopg import errors as postgres
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from models.admission import LEGACY_POLICY, POLICIES, RECONCILED_POLICY
-from models.batch import Counts, read_spec
+from models.batch import Counts
 from models.caller import CallerIdentity
 from models.contract import difference
+from models.spec import read_spec
 from rollbook.cli import main
 from rollbook.cli.compare import never_trained_on, samples_stay
 from rollbook.cli.demo import deviations, next_lines

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from models.batch import BatchSpec, read_spec
+from models.spec import BatchSpec, read_spec
 from rollbook.cli.app import app
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.batch import Resolved, contract_of, read_spec
+from models.contract import Contract, Resolved
+from models.spec import contract_of, read_spec
 from rollbook.errors import ConfigError, LedgerConflict
 from rollbook.evidence.exact import exact_envelope, lineage_deltas
 from rollbook.evidence.failures import parse_failure
@@ -23,7 +24,7 @@ from rollbook.policies.protocols.base import MediaRef
 from rollbook.policies.replay import script_of
 
 
-def contract(**policy: Any) -> dict[str, Any]:
+def contract(**policy: Any) -> Contract:
     spec = read_spec({"task_set": "demo", "policy": {"kind": "openai", "endpoint": "x", "model": "m", **policy}})
     return contract_of(spec, Resolved(parser_id="pyautogui-code-parser-v1"))
 
@@ -78,7 +79,7 @@ def loaded(calls: list[CallEvidence], *, admitted: bool = True, caller: bool = T
     rollout = {
         "rollout_key": "b/os/t/0",
         "batch_id": "b",
-        "contract": contract(),
+        "contract": contract().document,
         "contract_digest": "d",
         "domain": "os",
         "task_id": "t",
@@ -285,8 +286,8 @@ def test_a_step_is_never_decided_over_a_gap() -> None:
 
 
 def test_another_parser_than_the_contracts_is_refused() -> None:
-    made = contract()
-    made["policy"]["parser_id"] = "another-parser"
+    stored = contract().document
+    made = Contract.read(stored | {"policy": stored["policy"] | {"parser_id": "another-parser"}})
     with pytest.raises(ConfigError, match="update the worker"):
         Agent(made)
 

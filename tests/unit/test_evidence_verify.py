@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from PIL import Image, ImageChops
 
-from models.batch import Resolved, contract_of, read_spec
+from models.contract import Resolved
+from models.spec import contract_of, read_spec
 from rollbook.errors import ArtifactError
 from rollbook.evidence.verify import verify
 from rollbook.ledger.recorded import Recorded
@@ -83,7 +84,7 @@ def one_call(store: Store, pixels: int | None) -> Recorded:
         },
         "row_digest": "d",
     }
-    rollout = {"rollout_key": KEY, "contract": contract, "document": {"instruction": "do"}}
+    rollout = {"rollout_key": KEY, "contract": contract.document, "document": {"instruction": "do"}}
     attempt = {"attempt_index": 1, "execution_id": uuid.UUID(int=7)}
     return Recorded(rollout, attempt, None, [row], [{"step": 0, "screenshot_sha256": store.keep(png)}], {})
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from models.batch import ScriptedPolicy, read_spec
 from models.outcome import ELIGIBLE
+from models.policy import ScriptedPolicy
+from models.spec import read_spec
 from models.task import Task
 from rollbook.config.settings import PROJECT_ROOT, get_settings
 from rollbook.osworld.capabilities import validate_task

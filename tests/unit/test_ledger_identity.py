@@ -3,9 +3,8 @@
 import hashlib
 from typing import Any
 
-from rollbook.ledger.identity import policy_name, trajectory_rollout_id
+from rollbook.ledger.identity import trajectory_rollout_id
 
-CONTRACT: dict[str, Any] = {"policy": {"kind": "noop", "waits": 0}}
 ROW: dict[str, Any] = {
     "task_id": "t-1",
     "group_id": "g",
@@ -20,9 +19,9 @@ def short(prefix: str, text: str) -> str:
 
 
 def test_derived() -> None:
-    first = trajectory_rollout_id(ROW, CONTRACT, 1)
+    first = trajectory_rollout_id(ROW, "noop", 1)
     assert first == short("rollout", '["t-1","g",2,0,"noop"]')
-    assert trajectory_rollout_id(ROW, CONTRACT, 2) == short("rollout", '["t-1","g",2,1,"noop"]')
+    assert trajectory_rollout_id(ROW, "noop", 2) == short("rollout", '["t-1","g",2,1,"noop"]')
 
 
 def test_scoped_by_the_trainer_and_free_of_the_model() -> None:
@@ -31,9 +30,4 @@ def test_scoped_by_the_trainer_and_free_of_the_model() -> None:
         "rollout",
         '[{"attempt_index":1,"rollout_index":2,"sampling_event_id":"e","source_group_id":"s","task_id":"t-1"}]',
     )
-    assert trajectory_rollout_id(row, CONTRACT, 2) == expected
-
-
-def test_policy_name() -> None:
-    assert policy_name(CONTRACT) == "noop"
-    assert policy_name({"policy": {"kind": "openai", "model": "m-72b"}}) == "m-72b"
+    assert trajectory_rollout_id(row, "noop", 2) == expected

@@ -8,17 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.batch import (
-    OPERATIONAL,
-    AgentContract,
-    BatchSpec,
-    RegisterBatch,
-    Resolved,
-    contract_digest,
-    contract_of,
-    difference,
-    read_spec,
-)
+from models.batch import RegisterBatch
+from models.contract import Contract, Resolved, difference
+from models.spec import OPERATIONAL, BatchSpec, contract_of, read_spec
 
 MINIMAL = {"task_set": "demo", "policy": {"kind": "noop"}}
 
@@ -78,7 +70,7 @@ def test_integers_as_floats_mean_the_same(raw: dict[str, Any]) -> None:
     sent = read_spec(json.loads(escaped))
     assert sent == read_spec(raw)
     assert type(sent.samples) is int
-    assert contract_digest(contract_of(sent, Resolved())) == contract_digest(contract_of(read_spec(raw), Resolved()))
+    assert contract_of(sent, Resolved()).digest == contract_of(read_spec(raw), Resolved()).digest
 
 
 @pytest.mark.parametrize("raw", [MINIMAL, FULL])
@@ -178,9 +170,9 @@ SCRIPTED = Resolved(script_digest="a" * 64)
 
 
 def test_the_contract_is_the_spec_without_its_operational_keys() -> None:
-    contract = contract_of(read_spec(FULL), SCRIPTED)
-    assert set(BatchSpec.model_fields) - set(AgentContract.model_fields) == OPERATIONAL
-    assert set(contract) == {*AgentContract.model_fields, "schema_version", "resolved"}
+    contract = contract_of(read_spec(FULL), SCRIPTED).document
+    assert set(BatchSpec.model_fields) > OPERATIONAL
+    assert set(contract) == set(BatchSpec.model_fields) - OPERATIONAL | {"schema_version", "resolved"}
     assert json.loads(json.dumps(contract, allow_nan=False)) == contract
 
 
@@ -225,8 +217,8 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 def test_everything_else_does_and_the_difference_says_where(change: dict[str, Any], where: str) -> None:
     one = contract_of(read_spec(FULL), SCRIPTED)
     other = contract_of(read_spec(FULL | change), SCRIPTED)
-    assert contract_digest(one) != contract_digest(other)
-    assert where in [line.split(": ")[0] for line in difference(one, other)]
+    assert one.digest != other.digest
+    assert where in [line.split(": ")[0] for line in difference(one.document, other.document)]
 
 
 MEANT: list[tuple[str, Any]] = [
@@ -240,7 +232,7 @@ MEANT: list[tuple[str, Any]] = [
 def test_what_names_meant_is_part_of_the_contract(field: str, value: Any) -> None:
     spec = read_spec(FULL)
     other = SCRIPTED.model_copy(update={field: value})
-    lines = difference(contract_of(spec, SCRIPTED), contract_of(spec, other))
+    lines = difference(contract_of(spec, SCRIPTED).document, contract_of(spec, other).document)
     assert [line.split(": ")[0] for line in lines] == [f"resolved.{field}"]
 
 
@@ -258,7 +250,7 @@ def test_defaults_written_out_are_the_same_contract() -> None:
     spec = read_spec(MINIMAL)
     written = read_spec(json.loads(spec.model_dump_json()))
     whole = read_spec(MINIMAL | {"limits": {"deadline_s": 1800, "max_steps": 15}, "settle": {"after_action_s": 2}})
-    digests = {contract_digest(contract_of(one, Resolved())) for one in (spec, written, whole)}
+    digests = {contract_of(one, Resolved()).digest for one in (spec, written, whole)}
     assert len(digests) == 1
 
 
@@ -273,7 +265,7 @@ def test_key_order_does_not_change_the_contract(random: Any) -> None:
 
     one = contract_of(read_spec(FULL), SCRIPTED)
     other = contract_of(read_spec(shuffled(FULL)), SCRIPTED)
-    assert contract_digest(shuffled(other)) == contract_digest(one)
+    assert Contract.read(shuffled(other.document)).digest == one.digest
 
 
 def test_a_difference_reads_as_old_to_new() -> None:

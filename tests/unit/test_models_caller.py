@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from models.batch import Resolved, contract_digest, contract_of, read_spec
 from models.caller import CallerIdentity
+from models.contract import Resolved
 from models.identity import scoped_group_id, scoped_rollout_id
+from models.spec import contract_of, read_spec
 
 EVENT = "sampling-train-step-00000012-0f3a"
 
@@ -74,5 +75,5 @@ def test_two_events_have_one_contract() -> None:
         read_spec(spec({"sampling_event_id": event, "source_group_id": "g"})) for event in ("event-1", "event-2")
     )
     plain = read_spec({"task_set": "s", "policy": {"kind": "noop"}})
-    digests = {contract_digest(contract_of(one, Resolved())) for one in (first, second, plain)}
+    digests = {contract_of(one, Resolved()).digest for one in (first, second, plain)}
     assert len(digests) == 1

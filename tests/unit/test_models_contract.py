@@ -1,11 +1,13 @@
 """The agent contract: parity, overlays, legacy knobs, removed switches (upstream contract §3.4, §4 end)."""
 
+import json
 from typing import Any
 
 import pytest
 
-from models.batch import BatchSpec, Resolved, contract_digest, contract_of, read_spec, resolved_of
-from models.contract import agent_contract, agent_contract_id
+from models.contract import Contract, RecordedContract, Resolved
+from models.identity import digest
+from models.spec import BatchSpec, contract_of, read_spec
 
 MODEL: dict[str, Any] = {"kind": "openai", "endpoint": "local", "model": "qwen"}
 RESOLVED = Resolved(desktop_image="image@1", evaluator_revision="r1", parser_id="parser-1")
@@ -15,7 +17,7 @@ def spec_of(policy: dict[str, Any] | None = None, **changes: Any) -> BatchSpec:
     return read_spec({"task_set": "demo", "policy": MODEL | (policy or {})} | changes)
 
 
-def contract(policy: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+def contract(policy: dict[str, Any] | None = None, **changes: Any) -> Contract:
     return contract_of(spec_of(policy, **changes), RESOLVED)
 
 
@@ -23,7 +25,7 @@ FIXED_3 = {"schema_version": 1, "name": "fixed", "params": {"keep_images": 3}}
 
 
 def test_defaults() -> None:
-    policy = contract()["policy"]
+    policy = contract().policy.document
     assert policy["history"] == FIXED_3
     assert policy["history_policy_id"] == "osworld-history-policy-d171b7730c73e7c384ab2b25"
     assert policy["options"]["parse_retries"] == 5
@@ -33,10 +35,10 @@ def test_defaults() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"endpoint": "elsewhere"}, {"agent_contract_id": agent_contract_id(contract())}],
+    [{"endpoint": "elsewhere"}, {"agent_contract_id": contract().agent_contract_id}],
 )
 def test_where_the_model_is_served_is_outside_the_contract(change: dict[str, Any]) -> None:
-    assert contract_digest(contract(change)) == contract_digest(contract())
+    assert contract(change).digest == contract().digest
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_where_the_model_is_served_is_outside_the_contract(change: dict[str, Any
     ],
 )
 def test_the_agent_is_the_same(policy: dict[str, Any], changes: dict[str, Any]) -> None:
-    assert agent_contract_id(contract(policy, **changes)) == agent_contract_id(contract())
+    assert contract(policy, **changes).agent_contract_id == contract().agent_contract_id
 
 
 @pytest.mark.parametrize(
@@ -70,17 +72,27 @@ def test_the_agent_is_the_same(policy: dict[str, Any], changes: dict[str, Any]) 
     ],
 )
 def test_the_agent_is_another(policy: dict[str, Any], changes: dict[str, Any]) -> None:
-    assert agent_contract_id(contract(policy, **changes)) != agent_contract_id(contract())
+    assert contract(policy, **changes).agent_contract_id != contract().agent_contract_id
+
+
+def test_the_digest_is_frozen() -> None:
+    assert contract().digest == "49be416fe2ca594e0ddccc6d92bb448cfccd3cdf09f1e19ef9c69dd01111970f"
+    raw = {"task_set": "demo", "policy": {"kind": "scripted", "script": "s"}, "desktop": {"provider": "null"}}
+    scripted = read_spec(raw)
+    assert (
+        contract_of(scripted, Resolved(script_digest="a" * 64, null_desktop=True)).digest
+        == "fa5d0f35c3529468ede38b414ec058853af580f90180074111608f1c15bf36a4"
+    )
 
 
 def test_the_id_is_frozen() -> None:
-    assert agent_contract(contract())["model_protocol"] == {
+    assert contract().agent_contract["model_protocol"] == {
         "protocol_id": "pyautogui-code-v1",
         "parser_id": "parser-1",
         "thinking": None,
         "wire_contract_id": "openai-chat-completions-v1",
     }
-    assert agent_contract_id(contract()) == "agent-contract-e8e079a08bf761a199609255"
+    assert contract().agent_contract_id == "agent-contract-e8e079a08bf761a199609255"
 
 
 HYSTERESIS = {"name": "hysteresis", "params": {"low_water": 3, "high_water": 10}}
@@ -94,7 +106,7 @@ RECIPE = {
 
 
 def test_overlays_by_purpose() -> None:
-    train, eval_ = contract(RECIPE, purpose="train")["policy"], contract(RECIPE)["policy"]
+    train, eval_ = contract(RECIPE, purpose="train").document["policy"], contract(RECIPE).document["policy"]
     assert (train["history"]["name"], eval_["history"]["name"]) == ("hysteresis", "fixed")
     assert (train["options"]["parse_error_feedback"], eval_["options"]["parse_error_feedback"]) == (True, False)
     assert (train["sampling"]["temperature"], eval_["sampling"]["temperature"]) == (1.0, 0.6)
@@ -106,7 +118,7 @@ def test_strict_parity_refuses_different_agents_and_says_where() -> None:
 
 
 def test_a_demanded_agent_contract_is_checked() -> None:
-    training = agent_contract_id(contract())
+    training = contract().agent_contract_id
     assert contract({"agent_contract_id": training})
     with pytest.raises(ValueError, match=r"policy\.agent_contract_id: the spec means agent-contract-"):
         contract({"agent_contract_id": training, "options": {"parse_retries": 1}})
@@ -123,7 +135,7 @@ def test_a_demanded_agent_contract_is_checked() -> None:
     ],
 )
 def test_legacy_knobs_mean_a_history_policy(knobs: dict[str, Any], history: dict[str, Any]) -> None:
-    assert contract(knobs)["policy"]["history"] == history
+    assert contract(knobs).policy.history == history
 
 
 @pytest.mark.parametrize(
@@ -180,5 +192,65 @@ def test_a_contract_tells_what_names_meant(policy: dict[str, Any]) -> None:
     spec = read_spec({"task_set": "demo", "policy": policy})
     resolved = RESOLVED if policy["kind"] == "openai" else Resolved(script_digest="a" * 64)
     made = contract_of(spec, resolved)
-    assert contract_of(spec, resolved_of(made)) == made
+    assert contract_of(spec, made.all_resolved) == made
     assert read_spec(spec.model_dump(mode="json")) == spec
+
+
+def test_a_stored_contract_reads_as_it_was_made() -> None:
+    made = contract()
+    stored = json.loads(json.dumps(made.document, sort_keys=True))
+    assert Contract.read(stored) == made
+    assert (Contract.read(stored).digest, Contract.read(stored).document) == (made.digest, stored)
+    assert (made.limits.max_steps, made.desktop.screen, made.observe.type) == (15, (1920, 1080), "screenshot")
+
+
+def test_a_contract_of_another_version_reads_and_keeps_its_digests() -> None:
+    """Keys that were added since are ignored; keys that are missing take today's default and stay out of the ids."""
+    stored = contract().document
+    newer = stored | {"limits": stored["limits"] | {"max_tokens": 5}, "weather": "fine"}
+    older = {key: value for key, value in stored.items() if key != "seed"} | {"limits": {"max_steps": 4}}
+    for document in (newer, older):
+        read = Contract.read(document)
+        assert read.digest == digest(document)
+        assert read.agent_contract["limits"] == document["limits"]
+    assert Contract.read(older).limits.deadline_s == 1800
+    assert Contract.read(stored | {"limits": stored["limits"] | {"max_steps": "15"}}).limits.max_steps == 15
+
+
+def test_a_contract_that_cannot_be_read_says_where() -> None:
+    stored = contract().document
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"limits": {"max_steps": 0}}, r"limits\.max_steps: "),
+        ({"settle": None}, "settle: must be a JSON object"),
+        ({"policy": {}}, "policy: required"),
+    ]
+    for change, message in changes:
+        with pytest.raises(ValueError, match=message):
+            Contract.read(stored | change)
+    with pytest.raises(ValueError, match="must be a JSON object"):
+        Contract.read("text")
+
+
+def test_the_contract_of_imported_results_has_no_agent() -> None:
+    stored = {
+        "schema_version": 1,
+        "policy": {"kind": "imported"},
+        "purpose": "eval",
+        "reward_mode": "raw",
+        "resolved": {"null_desktop": False},
+        "imported": {"rows": 3},
+    }
+    read = RecordedContract.read(stored)
+    assert (read.policy.name, read.reward_mode, read.resolved, read.digest) == (
+        "imported",
+        "raw",
+        Resolved(),
+        digest(stored),
+    )
+    with pytest.raises(ValueError, match="limits: required"):
+        Contract.read(stored)
+
+
+def test_a_policy_is_named_by_its_model() -> None:
+    assert contract().policy.name == "qwen"
+    assert contract_of(read_spec({"task_set": "demo", "policy": {"kind": "noop"}}), RESOLVED).policy.name == "noop"

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from models.contract import Resolved
+from models.spec import contract_of, read_spec
 from rollbook.desktop.driver import Files, Job
 from rollbook.errors import InfraError
 from rollbook.sandboxes.null import NullDriver
@@ -14,10 +16,19 @@ async def keep(files: dict[str, bytes]) -> Files:
     return {}
 
 
+SPEC = {"task_set": "demo", "policy": {"kind": "noop"}}
+
+
 async def end(rollout_key: str, attempt_index: int, seed: int) -> str:
     """The score of an attempt, or the reason why it has none."""
     driver = NullDriver(rollout_key, attempt_index)
-    job = Job(task={}, contract={"seed": seed}, work_dir=Path("."), timeout_s=1, token="")
+    job = Job(
+        task={},
+        contract=contract_of(read_spec(SPEC | {"seed": seed}), Resolved()),
+        work_dir=Path("."),
+        timeout_s=1,
+        token="",
+    )
     try:
         await driver.prepare(job, lambda note: None, keep)
         await driver.postconfig(job, lambda note: None, keep)

@@ -16,7 +16,7 @@ from rollbook.worker.services import Services
 def test_a_try_finds_nothing_that_a_killed_one_left(tmp_path: Path) -> None:
     """OSWorld's `get_cloud_file` never looks into a file that is there: half a gold file would score an honest 0."""
     services = cast(Services, SimpleNamespace(work_dir=lambda key: tmp_path / key))
-    context: Any = {name: None for name in AttemptContext.__slots__} | {"task": {}, "contract": {}}
+    context: Any = {name: None for name in AttemptContext.__slots__} | {"task": {}, "contract": None}
     desktop = DesktopRef(provider="docker", sandbox_id="s", sandbox_key=uuid.uuid4().hex, nonce="n")
     activities = OsworldActivities(services)
     first, second = (

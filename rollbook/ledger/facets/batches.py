@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from models.batch import Control, Counts, RegisterBatch, Resolved
+from models.batch import Control, Counts, RegisterBatch
+from models.contract import Resolved
 from rollbook.ledger import close, control, pump, register
 from rollbook.ledger import recorded as recording
 from rollbook.ledger.engine import reading, transaction

@@ -12,7 +12,8 @@ from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from models.admission import AdmissionDecision
-from models.batch import RegisterBatch, Resolved
+from models.batch import RegisterBatch
+from models.contract import Resolved
 from models.episode import Observation
 from rollbook.artifacts import ArtifactStore
 from rollbook.errors import InvalidInput

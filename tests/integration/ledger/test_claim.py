@@ -17,7 +17,8 @@ async def test_a_claim_brings_everything_an_episode_needs(kit: Kit) -> None:
     group = derived_group_id("task-001")
     assert (claim.status, claim.attempt_index, claim.policy, claim.sample) == ("claimed", 1, "noop", 0)
     assert (claim.domain, claim.task_id, claim.document["instruction"]) == ("os", "task-001", "do it 1")
-    assert claim.contract["limits"]["max_steps"] == 15
+    assert claim.contract is not None
+    assert claim.contract.limits.max_steps == 15
     assert claim.group_id == group
     assert claim.trajectory_rollout_id == derived_rollout_id("task-001", group, 0, 0, "noop")
     row = await kit.row(key)

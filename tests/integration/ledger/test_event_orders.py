@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from models.admission import AdmissionDecision
-from models.batch import Control, read_spec
+from models.batch import Control
+from models.spec import read_spec
 from rollbook.errors import Fenced
 from rollbook.ledger import Ledger
 from tests.support.ledger import Kit, make_task, rows

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from models.batch import Control, RegisterBatch, Resolved
+from models.batch import Control, RegisterBatch
+from models.contract import Resolved
 from rollbook.errors import InvalidInput, SpecConflict
 from tests.support.ledger import NAMESPACE, Kit, make_task, make_tasks, rows, spec_of
 
