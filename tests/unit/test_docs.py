@@ -14,7 +14,7 @@ from models.spec import BatchSpec, read_spec
 from rollbook.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 COMMAND = re.compile(r"(?:^|\n|`|&& |\| )(?:\.venv/bin/)?rollbook ([a-z][a-z-]*[^\n`]*)")
 
@@ -52,6 +52,22 @@ def test_links_lead_somewhere(page: Path) -> None:
                 if line.startswith("#")
             }
             assert anchor in headings, f"{page.name}: {target}"
+
+
+CODE = re.compile(r"`((?:rollbook|models|workflows|activities|migrations|tests|scripts|infra|bench)/[^`\s<>]*)`")
+MODULE = re.compile(r"(?:python -m |`)((?:rollbook|models|workflows|activities|bench|tests)\.[a-z_.]+[a-z])")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_that_is_named_exists(page: Path) -> None:
+    text = page.read_text()
+    for path in CODE.findall(text):
+        # an image `rollbook/desktop:<tag>` is not a path
+        assert ":" in path or list(ROOT.glob(path.rstrip("/"))), f"{page.name}: {path}"
+    for name in MODULE.findall(text):
+        # a module, or an attribute of one
+        places = [ROOT.joinpath(*parts) for parts in (name.split("."), name.split(".")[:-1])]
+        assert any(place.is_dir() or place.with_suffix(".py").exists() for place in places), f"{page.name}: {name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
