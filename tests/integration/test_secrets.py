@@ -1,6 +1,6 @@
 """Keys of unusual shape are planted where they belong; then everything that we write is searched for them.
 
-The model server throws them back in every form it can think of: in replies, in errors, encoded, within JSON in JSON.
+The model server throws them back in every usual spelling: in replies, in errors, encoded, within JSON in JSON.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from rollbook.config.settings import Settings
 from rollbook.redaction import MARK, SECRETS
 from tests.doubles.model_server import Call, ModelServer, Reply
 from tests.support.model_server import DONE, model_spec
-from tests.support.spellings import in_base64, inner, spelt
+from tests.support.spellings import usual, usual_in_base64
 from tests.support.system import System, WorkerProcess, running_system, small_tasks, system_settings
 
 RIGHT_KEY = 'mk/"right\\key+=&%41 {}'
@@ -36,45 +36,18 @@ SHORT = "pa$s9"
 PLANTED = (RIGHT_KEY, WRONG_KEY, VNC_PASSWORD, PROVIDER_KEY, LEDGER_PASSWORD, TENANT.partition(" ")[2], SHORT)
 
 
-LEAD = "a text of which the base64 is wrapped just where there is the "
-"""Its base64 breaks within the secret that follows."""
+def certain_in_base64(text: str) -> set[str]:
+    """The characters of base64 that depend on the text alone, at each alignment and in both alphabets."""
+    needles = set()
+    for shift in range(3):
+        plain = base64.b64encode(b"\0" * shift + text.encode()).decode()
+        own = plain[(8 * shift + 5) // 6 : 8 * (shift + len(text.encode())) // 6]
+        needles |= {own, own.replace("+", "-").replace("/", "_")}
+    return needles
 
 
-def spellings(secret: str) -> set[str]:
-    """How a secret could stand in a text."""
-    return set(spelt(secret).values())
-
-
-def within_base64(secret: str) -> set[str]:
-    """Base64 of each spelling, as a `Basic` header and a mail have it."""
-    return {
-        written
-        for said in inner(secret).values()
-        for written in [
-            *in_base64(said).values(),
-            *in_base64(said, "user:").values(),
-            in_base64(said, LEAD)["wrapped"],
-            in_base64(said, LEAD)["wrapped, in json"],
-        ]
-    }
-
-
-def certain_in_base64(secret: str) -> set[str]:
-    """What of base64 belongs to the secret alone, wherever it begins; in one line and broken."""
-    found = set()
-    for said in inner(secret).values():
-        for shift in range(3):
-            plain = base64.b64encode(b"\0" * shift + said.encode()).decode().rstrip("=")
-            own = plain[(8 * shift + 5) // 6 : 8 * (shift + len(said.encode())) // 6]
-            found |= {own, own.replace("+", "-").replace("/", "_"), own.replace("/", "\\/")}
-    column = 8 * len(LEAD) // 6 + 1
-    wrapped = in_base64(secret, LEAD)["wrapped"]
-    own = wrapped[column + column // 76 :].rstrip("=\n")
-    return found | {own, json.dumps(own)[1:-1]}
-
-
-SPELLINGS = {spelling for secret in PLANTED for spelling in [*spellings(secret), *within_base64(secret)]}
-NEEDLES = {needle for secret in PLANTED for needle in [*spellings(secret), *certain_in_base64(secret)]}
+SPELLINGS = {spelling for secret in PLANTED for spelling in [*usual(secret).values(), *usual_in_base64(secret)]}
+NEEDLES = {needle for secret in PLANTED for needle in [*usual(secret).values(), *certain_in_base64(secret)]}
 
 
 LONG = {"max_output_tokens": 100_000}

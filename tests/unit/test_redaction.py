@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from rollbook import redaction
 from rollbook.config.settings import load_settings
 from rollbook.redaction import MARK, SECRETS, RedactingFilter, SecretRegistry, redact, register_settings
-from tests.support.spellings import in_base64, inner, nested, spelt
+from tests.support.spellings import in_base64, nested, usual, usual_in_base64
 
 ODD = 'p@ss "w\\rd/+=é&%20'
 
@@ -31,7 +31,7 @@ def registry(*values: str) -> SecretRegistry:
 
 
 SHORT = "pa$s9"
-TROUBLE = (
+SECRETS_OF_MANY_SHAPES = (
     ODD,
     SHORT,
     'mk/"right\\key+=&%41 {}',
@@ -41,38 +41,31 @@ TROUBLE = (
     "пароль-секрет",
     "é😀/x/日本",
     "$$;;--&&",
-    "/fff/ffff",  # a hexadecimal digit stands before the letters
+    "/fff/ffff",  # a hexadecimal digit comes before the letters
     "abc1",
+    "sk-proj-0123456789abcdefABCDEF",
 )
 AROUND = (("", ""), ("x ", " y"), ('{"k": "', '", "z": 1}'), ("line\\n", "\\nline"), ("é=", "\n"))
 
 
-@pytest.mark.parametrize("secret", TROUBLE)
-def test_every_way_of_writing_it(secret: str) -> None:
-    found = registry(secret)
-    for name, form in spelt(secret).items():
+@pytest.mark.parametrize("secret", SECRETS_OF_MANY_SHAPES)
+def test_every_usual_spelling(secret: str) -> None:
+    secrets = registry(secret)
+    for name, form in usual(secret).items():
         for before, after in AROUND:
-            written, cleaned = before + form + after, found.text(before + form + after)
-            assert MARK in cleaned, (name, written)
-            assert form not in cleaned, (name, written)
-            # At most a piece of the last character's own escape is left.
-            assert len(cleaned) <= len(before + MARK + after) + 4, (name, cleaned)
-            assert cleaned.startswith(before), (name, cleaned)
-            # … or, where the secret ends with a backslash, a backslash too much is gone.
-            assert cleaned.endswith(after.lstrip("\\")), (name, cleaned)
-            assert found.data(written.encode()) == cleaned.encode()
-            assert found.text(cleaned) == cleaned
+            written, cleaned = before + form + after, secrets.text(before + form + after)
+            # Where the secret ends with a backslash, one of the text that follows may be gone as well.
+            assert cleaned in {before + MARK + after, before + MARK + after.lstrip("\\")}, (name, written, cleaned)
+            assert secrets.data(written.encode()) == cleaned.encode()
+            assert secrets.text(cleaned) == cleaned
 
 
-@pytest.mark.parametrize("secret", TROUBLE)
-def test_every_way_of_writing_it_inside_base64(secret: str) -> None:
-    found = registry(secret)
-    leads = ("", "u:", "us:", "use:", "a text of which the base64 is wrapped just where there is the ")
-    for name, form in inner(secret).items():
-        for lead in leads:
-            for how, written in in_base64(form, lead).items():
-                for before, after in (*AROUND, ("x ", "\nword")):
-                    assert MARK in found.text(before + written + after), (name, lead, how, after)
+@pytest.mark.parametrize("secret", SECRETS_OF_MANY_SHAPES)
+def test_every_usual_spelling_inside_base64(secret: str) -> None:
+    secrets = registry(secret)
+    for written in usual_in_base64(secret):
+        for before, after in (*AROUND, ("x ", "\nword")):
+            assert MARK in secrets.text(before + written + after), (written, after)
 
 
 def test_what_is_left_of_base64_tells_nothing() -> None:
@@ -112,14 +105,14 @@ def test_pictures_and_numbers_stay() -> None:
 
 
 def test_json_stays_json() -> None:
-    found = registry(*TROUBLE)
-    for secret in TROUBLE:
+    found = registry(*SECRETS_OF_MANY_SHAPES)
+    for secret in SECRETS_OF_MANY_SHAPES:
         for value in (
             f"a{secret}",
             f'"{secret}"',
             f"\\{secret}\\",
             f"é {secret}\n",
-            in_base64(f"k:{secret}")["wrapped"],
+            in_base64(f"k:{secret}")["base64"],
         ):
             for depth in range(3):
                 document = json.dumps({"k": [nested(value, depth), 1]}).encode()
