@@ -13,7 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.support import Activities, beating, reported
 from models import names
 from models.episode import AttemptRef
-from models.reconcile import Reconciled, ReconcileRequest
+from models.janitor import Reconciled, ReconcileRequest
 from rollbook.errors import Fenced, RollbookError
 from rollbook.ledger.reconcile import OpenBatch
 from rollbook.ledger.records import Lease, Suspect

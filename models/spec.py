@@ -5,11 +5,11 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from models.base import Input
-from models.caller import CallerIdentity
 from models.contract import ActionRuntime, Contract, DesktopSpec, EpisodeLimits, Observe, Purpose, Resolved, Settle
 from models.explain import explain
 from models.outcome import RewardMode
 from models.policy import OpenAIPolicy, Policy, ReplayPolicy, ScriptedPolicy, SetName
+from models.provenance import Provenance
 from models.sanitize import find_unstorable
 from models.task import TaskFilter
 
@@ -38,7 +38,7 @@ class BatchSpec(Input):
     """Attempts per rollout since the last rerun request."""
     extend: bool = False
     """Allow a relaunch to add tasks or samples."""
-    identity: CallerIdentity | None = None
+    identity: Provenance | None = None
     """A trainer's own identity of the rollouts; without it they get a derived one, which is never trained on."""
     note: str = Field(default="", max_length=500)
     """Free text, shown with the batch."""

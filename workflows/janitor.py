@@ -8,7 +8,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError
 
 from models import names
-from models.reconcile import Reconciled, ReconcileRequest, read_request
+from models.janitor import Reconciled, ReconcileRequest, read_request
 
 
 @workflow.defn(name=names.JANITOR)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from models.imported import ImportedRow, is_not_terminal, read_row
+from models.gym_results import ImportedRow, is_not_terminal, read_row
 from models.outcome import RewardMode
 from rollbook.cli.aio import finish
 from rollbook.cli.files import name_of, read_json_lines

@@ -7,7 +7,7 @@ import typer
 from temporalio.client import WorkflowFailureError
 
 from models import names
-from models.reconcile import Reconciled, ReconcileRequest
+from models.janitor import Reconciled, ReconcileRequest
 from rollbook.cli.aio import finish
 from rollbook.cli.failures import NOT_TRUE, OK, Failed
 from rollbook.cli.opening import connect, settings

@@ -11,8 +11,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, BOOLEAN, INTEGER, TEXT, UUID, 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.contract import RecordedContract, difference
+from models.gym_results import ImportedRow
 from models.identity import BATCH_ID, canonical_json, derived_group_id, rollout_key
-from models.imported import ImportedRow
 from models.outcome import RewardMode
 from models.task import TaskFilter
 from rollbook.errors import InvalidInput, SpecConflict

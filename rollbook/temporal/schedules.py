@@ -16,7 +16,7 @@ from temporalio.client import (
 )
 
 from models import names
-from models.reconcile import ReconcileRequest
+from models.janitor import ReconcileRequest
 from rollbook.config.settings import Settings
 
 

@@ -12,7 +12,7 @@ from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.service import RPCError
 
 from models import names
-from models.reconcile import Reconciled, ReconcileRequest
+from models.janitor import Reconciled, ReconcileRequest
 from tests.support.ledger import rows
 from tests.support.system import System, null_spec, running_system, small_tasks, system_settings
 

@@ -17,8 +17,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import InternalError
 
 from models.admission import AdmissionDecision
+from models.gym_results import read_row
 from models.identity import scoped_group_id, scoped_rollout_id
-from models.imported import read_row
 from rollbook.errors import ArtifactError, InvalidInput
 from rollbook.export.files import FileSet
 from rollbook.export.gym import export_gym

@@ -13,7 +13,7 @@ from activities.janitor import Run
 from activities.support import PAYLOAD_LIMIT_BYTES
 from models.batch import Control
 from models.episode import DesktopRef
-from models.reconcile import Reconciled, ReconcileRequest
+from models.janitor import Reconciled, ReconcileRequest
 from rollbook.artifacts import ArtifactStore
 from rollbook.errors import Fenced
 from rollbook.ledger import Ledger, migrate

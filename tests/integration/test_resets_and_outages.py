@@ -14,7 +14,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from models import names
-from models.reconcile import Reconciled, ReconcileRequest
+from models.janitor import Reconciled, ReconcileRequest
 from tests.support.system import System, null_spec, running_system, small_tasks, system_settings
 from tests.support.waiting import until
 

@@ -40,8 +40,8 @@ from models.episode import (
     Observation,
 )
 from models.evidence import ArtifactRef
+from models.janitor import Reconciled, ReconcileRequest
 from models.outcome import OutcomeFacts
-from models.reconcile import Reconciled, ReconcileRequest
 from models.spec import read_spec
 from rollbook.desktop.driver import Driver
 from rollbook.errors import CapacityBusy

@@ -14,8 +14,8 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from models.admission import LEGACY_POLICY, POLICIES, RECONCILED_POLICY
 from models.batch import Counts
-from models.caller import CallerIdentity
 from models.contract import difference
+from models.provenance import Provenance
 from models.spec import read_spec
 from rollbook.cli import main
 from rollbook.cli.compare import never_trained_on, samples_stay
@@ -246,7 +246,7 @@ def test_training_without_identity_is_warned_of(purpose: str) -> None:
     spec = read_spec({"task_set": "s", "policy": {"kind": "noop"}, "purpose": purpose})
     assert ("nothing of this batch can be trained on" in (never_trained_on(spec) or "")) == (purpose == "train")
     owned = {"sampling_event_id": "e-1", "source_group_id": "g"}
-    assert never_trained_on(spec.model_copy(update={"identity": CallerIdentity.model_validate(owned)})) is None
+    assert never_trained_on(spec.model_copy(update={"identity": Provenance.model_validate(owned)})) is None
 
 
 def test_differences_show_digests_short() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from models.admission import AdmissionDecision
-from models.imported import read_row
+from models.gym_results import read_row
 from rollbook.artifacts.store import ArtifactStore
 from rollbook.cli import main
 from rollbook.cli.files import read_json_lines

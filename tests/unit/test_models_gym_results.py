@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from models.imported import is_not_terminal, read_row
+from models.gym_results import is_not_terminal, read_row
 
 OLD: dict[str, Any] = {"task_id": "t", "_ng_rollout_index": 2, "mask_sample": False, "score": 0.5, "reward": 0.0}
 NEW: dict[str, Any] = {

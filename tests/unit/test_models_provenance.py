@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from models.caller import CallerIdentity
 from models.contract import Resolved
 from models.identity import scoped_group_id, scoped_rollout_id
+from models.provenance import Provenance
 from models.spec import contract_of, read_spec
 
 EVENT = "sampling-train-step-00000012-0f3a"
@@ -57,11 +57,11 @@ def test_a_partial_identity_is_refused_with_its_field(identity: Any, message: st
 
 
 def test_groups_of_the_chosen_tasks() -> None:
-    one = CallerIdentity(sampling_event_id=EVENT, source_group_id="g")
+    one = Provenance(sampling_event_id=EVENT, source_group_id="g")
     assert one.groups(["t"]) == {"t": "g"}
     with pytest.raises(ValueError, match=r"source_group_id: a group holds the samples of one task, the batch has 2"):
         one.groups(["t", "u"])
-    several = CallerIdentity(sampling_event_id=EVENT, source_group_ids={"t": "g", "u": "h"})
+    several = Provenance(sampling_event_id=EVENT, source_group_ids={"t": "g", "u": "h"})
     assert several.groups(["t", "u"]) == {"t": "g", "u": "h"}
     with pytest.raises(ValueError, match="no group for task v; a partial identity is none"):
         several.groups(["t", "u", "v"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from models.reconcile import ReconcileRequest, read_request
+from models.janitor import ReconcileRequest, read_request
 
 
 @pytest.mark.parametrize("raw", [None, {}, {"min_age_s": 0, "sightings": 2.0}, ReconcileRequest().model_dump()])

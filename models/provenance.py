@@ -12,18 +12,18 @@ from pydantic import Field, model_validator
 
 from models.base import Input
 
-CallerId = Annotated[str, Field(pattern=r"^[^\p{C}\s](?:[^\p{C}]*[^\p{C}\s])?$", max_length=200)]
+SamplerId = Annotated[str, Field(pattern=r"^[^\p{C}\s](?:[^\p{C}]*[^\p{C}\s])?$", max_length=200)]
 """An id that somebody else gave: any printable text without blanks around it."""
 
 
-class CallerIdentity(Input):
+class Provenance(Input):
     """The sampling event of a batch, and the trainer's group of each of its tasks."""
 
-    sampling_event_id: CallerId
+    sampling_event_id: SamplerId
     """One decision of the trainer to sample; a retry reuses it, a new decision never does."""
-    source_group_id: CallerId | None = None
+    source_group_id: SamplerId | None = None
     """The trainer's group, for a batch of one task."""
-    source_group_ids: dict[str, CallerId] | None = None
+    source_group_ids: dict[str, SamplerId] | None = None
     """The trainer's groups by task id, for a batch of several tasks: each chosen task, each group once."""
 
     @model_validator(mode="after")
