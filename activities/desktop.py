@@ -6,8 +6,8 @@ from typing import Any
 
 from temporalio import activity
 
-from activities.support import Activities, beating, driving, reported, run_id
-from models import names
+from activities.support import Activities, beating, driving, implements, run_id
+from models.activities import ACT, OBSERVE
 from models.episode import Acted, ActRequest, DesktopRequest, Observation
 from models.identity import op_id
 from models.outcome import Infra
@@ -31,8 +31,7 @@ class DesktopActivities:
         """The activities, for a worker."""
         return [self.observe, self.act]
 
-    @activity.defn(name=names.OBSERVE)
-    @reported
+    @implements(OBSERVE)
     async def observe(self, call: DesktopRequest) -> Observation:
         """The first observation; committed as turn 0."""
         ledger = self._services.ledger
@@ -47,8 +46,7 @@ class DesktopActivities:
             )
         return stored.observation
 
-    @activity.defn(name=names.ACT)
-    @reported
+    @implements(ACT)
     async def act(self, request: ActRequest) -> Acted:
         """Run the stored actions of a step, each at most once; settle; observe.
 

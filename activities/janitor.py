@@ -6,12 +6,12 @@ and a minimum age; nothing is concluded from a call that failed, or from a listi
 
 from collections.abc import Awaitable, Callable
 
-from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.support import Activities, beating, reported
+from activities.support import Activities, beating, implements
 from models import names
+from models.activities import RECONCILE
 from models.episode import AttemptRef
 from models.janitor import Reconciled, ReconcileRequest
 from rollbook.errors import Fenced, RollbookError
@@ -40,8 +40,7 @@ class JanitorActivities:
         """The activities, for a worker."""
         return [self.reconcile]
 
-    @activity.defn(name=names.RECONCILE)
-    @reported
+    @implements(RECONCILE)
     async def reconcile(self, request: ReconcileRequest) -> Reconciled:
         """One run: rows, workflows, desktops, batches, in this order."""
         async with beating() as note:

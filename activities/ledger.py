@@ -1,9 +1,7 @@
 """The ledger's part of an episode and of a batch's registration: claim, finalize, register."""
 
-from temporalio import activity
-
-from activities.support import Activities, beating, reported, run_id, workflow_id
-from models import names
+from activities.support import Activities, beating, implements, run_id, workflow_id
+from models.activities import CLAIM, FINALIZE, REGISTER_BATCH
 from models.batch import RegisterBatch, RegisteredBatch
 from models.contract import Contract, Resolved
 from models.episode import Claimed, ClaimRequest, EpisodePlan, Finalized, FinalizeRequest
@@ -32,8 +30,7 @@ class LedgerActivities:
         """The activities, for a worker."""
         return [self.claim, self.finalize, self.register_batch]
 
-    @activity.defn(name=names.CLAIM)
-    @reported
+    @implements(CLAIM)
     async def claim(self, request: ClaimRequest) -> Claimed:
         """Claim attempt `n` of this run; a repeat gets the same attempt."""
         claim = await self._services.ledger.claim(request.rollout_key, run_id(), workflow_id(), request.n)
@@ -41,16 +38,14 @@ class LedgerActivities:
             return Claimed(status=claim.status)
         return Claimed(status="claimed", attempt_index=claim.attempt_index, run_id=run_id(), plan=self._plan(claim))
 
-    @activity.defn(name=names.FINALIZE)
-    @reported
+    @implements(FINALIZE)
     async def finalize(self, request: FinalizeRequest) -> Finalized:
         """End an attempt: outcome, admission and selection in one transaction."""
         finalized = await self._services.ledger.finalize(request, run_id())
         self._services.wake_up.notify()
         return finalized
 
-    @activity.defn(name=names.REGISTER_BATCH)
-    @reported
+    @implements(REGISTER_BATCH)
     async def register_batch(self, request: RegisterBatch) -> RegisteredBatch:
         """Plan every rollout of the batch as a row; a relaunch finds them."""
         settings = self._services.settings

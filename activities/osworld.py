@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from temporalio import activity
 
-from activities.support import Activities, beating, driving, reported, run_id
-from models import names
+from activities.support import Activities, beating, driving, implements, run_id
+from models.activities import EVALUATE, PREPARE_TASK, RUN_POSTCONFIG
 from models.episode import AttemptRef, DesktopRef, DesktopRequest, Evaluated, EvaluateRequest, PhaseDone
 from models.evidence import ArtifactRef
 from models.outcome import Infra
@@ -31,8 +31,7 @@ class OsworldActivities:
         """The activities, for a worker."""
         return [self.prepare_task, self.run_postconfig, self.evaluate]
 
-    @activity.defn(name=names.PREPARE_TASK)
-    @reported
+    @implements(PREPARE_TASK)
     async def prepare_task(self, call: DesktopRequest) -> PhaseDone:
         """Set the task up, once per desktop; then let the desktop settle."""
         context = await self._context(call.attempt)
@@ -42,8 +41,7 @@ class OsworldActivities:
         await _rest(settle.after_setup_s)
         return PhaseDone(files=files)
 
-    @activity.defn(name=names.RUN_POSTCONFIG)
-    @reported
+    @implements(RUN_POSTCONFIG)
     async def run_postconfig(self, call: DesktopRequest) -> PhaseDone:
         """Let the desktop settle, then run the evaluator's postconfig, once per desktop."""
         context = await self._context(call.attempt)
@@ -52,8 +50,7 @@ class OsworldActivities:
         files = await self._phase(call, lambda driver, note: driver.postconfig(job, note, self._keep))
         return PhaseDone(files=files)
 
-    @activity.defn(name=names.EVALUATE)
-    @reported
+    @implements(EVALUATE)
     async def evaluate(self, request: EvaluateRequest) -> Evaluated:
         """The committed evaluation of the attempt, or a new one. Repeats read what was committed first."""
         ledger = self._services.ledger

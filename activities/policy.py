@@ -1,9 +1,7 @@
 """The policy's turn: decide. Its answer is durable before anything acts on it."""
 
-from temporalio import activity
-
-from activities.support import Activities, beating, reported, run_id, time_left
-from models import names
+from activities.support import Activities, beating, implements, run_id, time_left
+from models.activities import DECIDE
 from models.episode import DecideRequest, Decision
 from rollbook.ledger.records import StoredCall
 from rollbook.policies import Turn, policy_for
@@ -21,8 +19,7 @@ class PolicyActivities:
         """The activities, for a worker."""
         return [self.decide]
 
-    @activity.defn(name=names.DECIDE)
-    @reported
+    @implements(DECIDE)
     async def decide(self, request: DecideRequest) -> Decision:
         """The stored answer of this step, or a new one: two racing tries agree on what was committed first."""
         ledger = self._services.ledger

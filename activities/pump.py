@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import (
     Priority,
@@ -20,8 +19,9 @@ from temporalio.common import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.support import Activities, beating, reported
+from activities.support import Activities, beating, implements
 from models import attributes, names
+from models.activities import CLOSE_BATCH, PUMP, SET_CONTROL
 from models.batch import CloseBatch, Control, Counts, PumpRequest, PumpResult
 from models.episode import EpisodeStart
 from rollbook.ledger.records import StartRow
@@ -50,8 +50,7 @@ class PumpActivities:
         """The activities, for a worker."""
         return [self.pump, self.set_control, self.close_batch]
 
-    @activity.defn(name=names.PUMP)
-    @reported
+    @implements(PUMP)
     async def pump(self, request: PumpRequest) -> PumpResult:
         """Keep the window full until the batch is whole, has stopped, or the slice is over."""
         ledger, batch_id = self._services.ledger, request.batch_id
@@ -76,8 +75,7 @@ class PumpActivities:
                 note("paused" if control.paused else "running")
                 await wait_for(progress, IDLE_S)
 
-    @activity.defn(name=names.CLOSE_BATCH)
-    @reported
+    @implements(CLOSE_BATCH)
     async def close_batch(self, request: CloseBatch) -> Counts:
         """Refuse new claims, cancel the episodes of the ledger's list, then close every row that is still open."""
         ledger, batch_id = self._services.ledger, request.batch_id
@@ -95,8 +93,7 @@ class PumpActivities:
             await ledger.close_open(batch_id, reason, launch_id=request.launch_id)
             return await ledger.counts(batch_id)
 
-    @activity.defn(name=names.SET_CONTROL)
-    @reported
+    @implements(SET_CONTROL)
     async def set_control(self, change: Control) -> None:
         """Write a change of control; freezing and thawing are told to the running episodes."""
         ledger = self._services.ledger

@@ -5,8 +5,8 @@ import shutil
 
 from temporalio import activity
 
-from activities.support import Activities, beating, is_current_try, reported, run_id
-from models import names
+from activities.support import Activities, beating, implements, is_current_try, run_id
+from models.activities import RENEW_LEASE, START_SANDBOX, STOP_SANDBOX
 from models.episode import AttemptRef, DesktopRef
 from models.web import needs_web
 from rollbook.errors import Fenced, RollbookError, SandboxLost
@@ -26,8 +26,7 @@ class SandboxActivities:
         """The activities, for a worker."""
         return [self.start_sandbox, self.renew_lease, self.stop_sandbox]
 
-    @activity.defn(name=names.START_SANDBOX)
-    @reported
+    @implements(START_SANDBOX)
     async def start_sandbox(self, attempt: AttemptRef) -> DesktopRef:
         """Find this attempt's desktop or create it, and wait until it shows a screen."""
         services = self._services
@@ -60,14 +59,12 @@ class SandboxActivities:
             raise
         return desktop
 
-    @activity.defn(name=names.RENEW_LEASE)
-    @reported
+    @implements(RENEW_LEASE)
     async def renew_lease(self, attempt: AttemptRef) -> None:
         """Keep a frozen episode's desktop from being reaped."""
         await self._services.ledger.sandbox_renew(attempt, run_id(), lease_s=self._services.settings.lease_s)
 
-    @activity.defn(name=names.STOP_SANDBOX)
-    @reported
+    @implements(STOP_SANDBOX)
     async def stop_sandbox(self, attempt: AttemptRef) -> None:
         """Remove everything that carries this attempt's key. Not fenced: an old attempt may clean up its own."""
         services = self._services

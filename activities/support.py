@@ -14,6 +14,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from models import names
+from models.activities import Activity
 from models.episode import DesktopRequest
 from rollbook.desktop.driver import Driver
 from rollbook.errors import (
@@ -36,6 +37,9 @@ from rollbook.worker.services import Services
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 PAYLOAD_LIMIT_BYTES = 16 * 1024
 
@@ -62,6 +66,17 @@ BEAT_S = 5.0
 """Longest pause between two heartbeats: a cancel reaches the activity with its next heartbeat."""
 FIRST_BEAT_S = 1.0
 """An activity that ends sooner sends no heartbeat: each one is a request to the Temporal server, and a write there."""
+
+
+def implements(
+    definition: Activity[In, Out],
+) -> Callable[[Callable[[A, In], Awaitable[Out]]], Callable[[A, In], Awaitable[Out]]]:
+    """Make a method the activity of a definition; its types must be those of the definition. See `reported`."""
+
+    def decorate(work: Callable[[A, In], Awaitable[Out]]) -> Callable[[A, In], Awaitable[Out]]:
+        return activity.defn(name=definition.name)(reported(work))
+
+    return decorate
 
 
 def reported(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:

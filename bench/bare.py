@@ -31,6 +31,7 @@ from models.episode import (
     Finalized,
     FinalizeRequest,
     Observation,
+    PhaseDone,
 )
 from models.evidence import ArtifactRef
 from rollbook.config.settings import load_settings
@@ -78,8 +79,8 @@ class BareActivities:
         return DesktopRef(provider="null", sandbox_id="null-" + "0" * 32, sandbox_key="0" * 32, nonce="null")
 
     @activity.defn(name=names.PREPARE_TASK)
-    async def prepare_task(self, call: DesktopRequest) -> None:
-        return None
+    async def prepare_task(self, call: DesktopRequest) -> PhaseDone:
+        return PhaseDone()
 
     @activity.defn(name=names.OBSERVE)
     async def observe(self, call: DesktopRequest) -> Observation:
@@ -95,8 +96,8 @@ class BareActivities:
         return Acted(observation=SEEN)
 
     @activity.defn(name=names.RUN_POSTCONFIG)
-    async def run_postconfig(self, call: DesktopRequest) -> None:
-        return None
+    async def run_postconfig(self, call: DesktopRequest) -> PhaseDone:
+        return PhaseDone()
 
     @activity.defn(name=names.EVALUATE)
     async def evaluate(self, request: EvaluateRequest) -> Evaluated:

@@ -1,14 +1,15 @@
 """The activity calls of an episode: names, queues, timeouts and retries in one place (temporal-notes §5.3)."""
 
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as TemporalTimeout
 
-from models import names
+from models import activities, names
+from models.activities import Activity
 from models.episode import (
     Acted,
     ActRequest,
@@ -25,18 +26,15 @@ from models.episode import (
     Finalized,
     FinalizeRequest,
     Observation,
-    PhaseDone,
 )
 from models.evidence import ArtifactRef
 from models.identity import phase_name, step_name
 from models.outcome import Infra
 
-T = TypeVar("T")
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 Files = dict[str, ArtifactRef]
-
-_DONE = cast("type[PhaseDone | None]", PhaseDone | None)
-"""Null: what workers answered before files were carried."""
 
 LEDGER_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=500), backoff_coefficient=2, maximum_interval=timedelta(seconds=15)
@@ -103,40 +101,32 @@ class EpisodeActivities:
         self._plan = plan
 
     async def start_sandbox(self) -> DesktopRef:
-        return await self._desktop(
-            names.START_SANDBOX,
-            self._attempt,
-            DesktopRef,
-            self._plan.start_timeout_s,
-            Infra.SANDBOX_START_FAILED,
-            hours=48,
-        )
+        seconds, reason = self._plan.start_timeout_s, Infra.SANDBOX_START_FAILED
+        return await self._on_desktop(activities.START_SANDBOX, self._attempt, seconds, reason, hours=48)
 
     async def stop_sandbox(self) -> None:
-        await self._desktop(names.STOP_SANDBOX, self._attempt, type(None), 300, Infra.ROLLOUT_ERROR, hours=1)
+        await self._on_desktop(activities.STOP_SANDBOX, self._attempt, 300, Infra.ROLLOUT_ERROR, hours=1)
 
     async def renew_lease(self, number: int) -> None:
-        await self._call(
-            names.RENEW_LEASE, self._id(f"renew-{number}"), self._attempt, type(None), 30, Infra.ROLLOUT_ERROR
-        )
+        activity_id = self._id(f"renew-{number}")
+        await self._call(activities.RENEW_LEASE, activity_id, self._attempt, 30, Infra.ROLLOUT_ERROR)
 
     async def prepare_task(self, desktop: DesktopRef) -> Files:
-        call = DesktopRequest(attempt=self._attempt, desktop=desktop)
+        request = DesktopRequest(attempt=self._attempt, desktop=desktop)
         seconds = self._plan.setup_timeout_s + 120
-        return _files(await self._osworld(names.PREPARE_TASK, call, _DONE, seconds, Infra.SETUP_INTERRUPTED))
+        done = await self._with_evaluator(activities.PREPARE_TASK, request, seconds, Infra.SETUP_INTERRUPTED)
+        return done.files
 
     async def observe(self, desktop: DesktopRef) -> Observation:
-        call = DesktopRequest(attempt=self._attempt, desktop=desktop)
-        return await self._desktop(names.OBSERVE, call, Observation, OBSERVE_S, Infra.SANDBOX_LOST)
+        request = DesktopRequest(attempt=self._attempt, desktop=desktop)
+        return await self._on_desktop(activities.OBSERVE, request, OBSERVE_S, Infra.SANDBOX_LOST)
 
     async def decide(self, step: int, observation: Observation) -> Decision:
-        request = DecideRequest(attempt=self._attempt, step=step, observation=observation)
         seconds = self._plan.model_timeout_s + DECIDE_ALLOWANCE_S
         return await self._call(
-            names.DECIDE,
+            activities.DECIDE,
             step_name(self._attempt.attempt_index, step, "decide"),
-            request,
-            Decision,
+            DecideRequest(attempt=self._attempt, step=step, observation=observation),
             seconds,
             Infra.MODEL_CALL_FAILED,
             heartbeat=True,
@@ -147,10 +137,9 @@ class EpisodeActivities:
     async def act(self, step: int, desktop: DesktopRef, decision: Decision) -> Acted:
         each = max(GUEST_ACTION_S, self._plan.action_timeout_s) + 2 * self._plan.settle_s
         return await self._call(
-            names.ACT,
+            activities.ACT,
             step_name(self._attempt.attempt_index, step, "act"),
             ActRequest(attempt=self._attempt, desktop=desktop, step=step),
-            Acted,
             decision.action_count * each + OBSERVE_S,
             Infra.ACTION_TIMEOUT,
             heartbeat=True,
@@ -159,40 +148,46 @@ class EpisodeActivities:
         )
 
     async def run_postconfig(self, desktop: DesktopRef) -> Files:
-        call = DesktopRequest(attempt=self._attempt, desktop=desktop)
+        request = DesktopRequest(attempt=self._attempt, desktop=desktop)
         seconds = self._plan.evaluate_timeout_s + 120
-        return _files(await self._osworld(names.RUN_POSTCONFIG, call, _DONE, seconds, Infra.EVALUATION_INTERRUPTED))
+        done = await self._with_evaluator(activities.RUN_POSTCONFIG, request, seconds, Infra.EVALUATION_INTERRUPTED)
+        return done.files
 
     async def evaluate(self, request: EvaluateRequest) -> Evaluated:
         seconds = self._plan.evaluate_timeout_s + 120
-        return await self._osworld(names.EVALUATE, request, Evaluated, seconds, Infra.EVALUATOR_ERROR)
+        return await self._with_evaluator(activities.EVALUATE, request, seconds, Infra.EVALUATOR_ERROR)
 
     async def finalize(self, request: FinalizeRequest) -> Finalized:
-        return await self._call(
-            names.FINALIZE, self._id(names.FINALIZE), request, Finalized, 60, Infra.ROLLOUT_ERROR, hours=24
-        )
+        activity_id = self._id(names.FINALIZE)
+        return await self._call(activities.FINALIZE, activity_id, request, 60, Infra.ROLLOUT_ERROR, hours=24)
 
     def _id(self, verb: str) -> str:
         return phase_name(self._attempt.attempt_index, verb.replace("_", "-"))
 
-    async def _desktop(
-        self, name: str, argument: Any, result: type[T], seconds: float, default: Infra, hours: float | None = None
-    ) -> T:
+    async def _on_desktop(
+        self,
+        activity: Activity[In, Out],
+        request: In,
+        seconds: float,
+        default: Infra,
+        hours: float | None = None,
+    ) -> Out:
         queue = self._plan.desktop_queue
         return await self._call(
-            name, self._id(name), argument, result, seconds, default, heartbeat=True, queue=queue, hours=hours
+            activity, self._id(activity.name), request, seconds, default, heartbeat=True, queue=queue, hours=hours
         )
 
-    async def _osworld(self, name: str, argument: Any, result: type[T], seconds: float, default: Infra) -> T:
+    async def _with_evaluator(self, activity: Activity[In, Out], request: In, seconds: float, default: Infra) -> Out:
         queue = self._plan.osworld_queue
-        return await self._call(name, self._id(name), argument, result, seconds, default, heartbeat=True, queue=queue)
+        return await self._call(
+            activity, self._id(activity.name), request, seconds, default, heartbeat=True, queue=queue
+        )
 
     async def _call(
         self,
-        name: str,
+        activity: Activity[In, Out],
         activity_id: str,
-        argument: Any,
-        result: type[T],
+        request: In,
         seconds: float,
         default: Infra,
         *,
@@ -200,12 +195,13 @@ class EpisodeActivities:
         queue: str | None = None,
         hours: float | None = None,
         summary: str | None = None,
-    ) -> T:
+    ) -> Out:
+        """Run an activity; `default` is the reason of a timeout or an unforeseen error. Raises Failure, Superseded."""
         try:
-            answer: T = await workflow.execute_activity(
-                name,
-                argument,
-                result_type=result,
+            result: Out = await workflow.execute_activity(
+                activity.name,
+                request,
+                result_type=activity.result,
                 activity_id=activity_id,
                 task_queue=queue,
                 start_to_close_timeout=timedelta(seconds=seconds),
@@ -217,20 +213,16 @@ class EpisodeActivities:
             )
         except ActivityError as error:
             raise translate(error, default) from error
-        return answer
-
-
-def _files(done: PhaseDone | None) -> Files:
-    return {} if done is None else done.files
+        return result
 
 
 async def claim(request: ClaimRequest) -> Claimed:
     """Claim an attempt; waits for the ledger as long as it takes."""
     try:
-        answer: Claimed = await workflow.execute_activity(
-            names.CLAIM,
+        claimed: Claimed = await workflow.execute_activity(
+            activities.CLAIM.name,
             request,
-            result_type=Claimed,
+            result_type=activities.CLAIM.result,
             activity_id=f"claim-{request.n}",
             start_to_close_timeout=timedelta(seconds=60),
             retry_policy=LEDGER_RETRY,
@@ -238,4 +230,4 @@ async def claim(request: ClaimRequest) -> Claimed:
         )
     except ActivityError as error:
         raise translate(error, Infra.ROLLOUT_ERROR) from error
-    return answer
+    return claimed

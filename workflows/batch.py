@@ -8,7 +8,8 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy, SearchAttributeKey
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
-from models import attributes, names
+from models import activities, attributes, names
+from models.activities import Activity
 from models.batch import (
     BatchResult,
     CloseBatch,
@@ -24,7 +25,8 @@ from models.spec import BatchSpec, read_spec
 from workflows.control import read_control
 from workflows.shield import settled, shielded
 
-T = TypeVar("T")
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=500), backoff_coefficient=2, maximum_interval=timedelta(seconds=15)
@@ -133,7 +135,7 @@ class BenchmarkBatch:
             async with self._order:
                 await workflow.wait_condition(lambda: self._registered is not None)
                 ours = change.model_copy(update={"launch_id": workflow.info().first_execution_run_id})
-                await self._activity(names.SET_CONTROL, ours, type(None), 30, summary=change.verb)
+                await self._call(activities.SET_CONTROL, ours, 30, summary=change.verb)
         finally:
             self._waiting_controls -= 1
 
@@ -156,7 +158,7 @@ class BenchmarkBatch:
         )
         refused = ""
         try:
-            return await settled(self._activity(names.REGISTER_BATCH, request, RegisteredBatch, 600, heartbeat_s=60))
+            return await settled(self._call(activities.REGISTER_BATCH, request, 600, heartbeat_s=60))
         except ActivityError as error:
             if not isinstance(error.cause, ApplicationError) or not error.cause.non_retryable:
                 raise
@@ -168,10 +170,9 @@ class BenchmarkBatch:
         slice_s = self._registered.slice_s if self._pumped else min(FIRST_SLICE_S, self._registered.slice_s)
         self._pumped = True
         pumped = await settled(
-            self._activity(
-                names.PUMP,
+            self._call(
+                activities.PUMP,
                 PumpRequest(batch_id=self._registered.batch_id, slice_s=slice_s, thaw=thaw),
-                PumpResult,
                 slice_s + 120,
                 heartbeat_s=self._registered.heartbeat_s,
                 summary="keep the window full",
@@ -190,7 +191,7 @@ class BenchmarkBatch:
             launch_id=info.first_execution_run_id,
         )
         try:
-            await shielded(self._activity(names.CLOSE_BATCH, request, Counts, 3600, heartbeat_s=30))
+            await shielded(self._call(activities.CLOSE_BATCH, request, 3600, heartbeat_s=30))
         except ActivityError as error:
             kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
             ours = self._registered is not None
@@ -206,27 +207,26 @@ class BenchmarkBatch:
         hint = "relaunch the same spec to resume" if state == "stopped" else f"rollbook audit {batch_id}"
         return BatchResult(batch_id=batch_id, state=state, counts=pumped.counts, next=hint)
 
-    async def _activity(
+    async def _call(
         self,
-        name: str,
-        argument: Any,
-        result: type[T],
+        activity: Activity[In, Out],
+        request: In,
         seconds: float,
         *,
         heartbeat_s: float | None = None,
         summary: str | None = None,
-    ) -> T:
-        answer: T = await workflow.execute_activity(
-            name,
-            argument,
-            result_type=result,
+    ) -> Out:
+        result: Out = await workflow.execute_activity(
+            activity.name,
+            request,
+            result_type=activity.result,
             start_to_close_timeout=timedelta(seconds=seconds),
             heartbeat_timeout=timedelta(seconds=heartbeat_s) if heartbeat_s else None,
             retry_policy=RETRY,
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
             summary=summary,
         )
-        return answer
+        return result
 
     def _show(self, state: str) -> None:
         counts = self._counts

@@ -8,6 +8,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError
 
 from models import names
+from models.activities import RECONCILE
 from models.janitor import Reconciled, ReconcileRequest, read_request
 
 
@@ -17,21 +18,18 @@ class Janitor:
 
     @workflow.run
     async def run(self, *inputs: Any) -> Reconciled:
-        found: Reconciled = await workflow.execute_activity(
-            names.RECONCILE,
+        report: Reconciled = await workflow.execute_activity(
+            RECONCILE.name,
             _request(inputs),
-            result_type=Reconciled,
+            result_type=RECONCILE.result,
             start_to_close_timeout=timedelta(minutes=30),
             heartbeat_timeout=timedelta(seconds=60),
             retry_policy=RetryPolicy(initial_interval=timedelta(seconds=5), maximum_attempts=3),
         )
-        done = {name: found.totals.get(name, 0) for name in ("closed", "requeued", "reaped", "finished", "doubts")}
-        workflow.set_current_details(
-            ", ".join(
-                f"{name} {number}" for name, number in {"alive": found.alive, "missing": found.missing, **done}.items()
-            )
-        )
-        return found
+        shown = {"alive": report.alive, "missing": report.missing}
+        shown |= {name: report.totals.get(name, 0) for name in ("closed", "requeued", "reaped", "finished", "doubts")}
+        workflow.set_current_details(", ".join(f"{name} {number}" for name, number in shown.items()))
+        return report
 
 
 def _request(inputs: tuple[Any, ...]) -> ReconcileRequest:

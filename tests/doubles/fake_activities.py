@@ -37,6 +37,7 @@ from models.episode import (
     Finalized,
     FinalizeRequest,
     Observation,
+    PhaseDone,
 )
 from models.evidence import ArtifactRef
 from models.outcome import Infra, classify, earns_new_attempt, reward_of
@@ -134,8 +135,9 @@ class FakeActivities:
         await self._do(names.RENEW_LEASE, attempt, lambda: None)
 
     @activity.defn(name=names.PREPARE_TASK)
-    async def prepare_task(self, call: DesktopRequest) -> None:
-        await self._do(names.PREPARE_TASK, call, lambda: None)
+    async def prepare_task(self, call: DesktopRequest) -> PhaseDone:
+        done: PhaseDone | None = await self._do(names.PREPARE_TASK, call, PhaseDone)
+        return done or PhaseDone()
 
     @activity.defn(name=names.OBSERVE)
     async def observe(self, call: DesktopRequest) -> Observation:
@@ -163,8 +165,9 @@ class FakeActivities:
         return Acted(observation=self.seen())
 
     @activity.defn(name=names.RUN_POSTCONFIG)
-    async def run_postconfig(self, call: DesktopRequest) -> None:
-        await self._do(names.RUN_POSTCONFIG, call, lambda: None)
+    async def run_postconfig(self, call: DesktopRequest) -> PhaseDone:
+        done: PhaseDone | None = await self._do(names.RUN_POSTCONFIG, call, PhaseDone)
+        return done or PhaseDone()
 
     @activity.defn(name=names.EVALUATE)
     async def evaluate(self, request: EvaluateRequest) -> Evaluated:

@@ -1,0 +1,64 @@
+"""The activities as workflows call them and workers implement them: a name, the type it takes, the type it returns.
+
+`workflows` may not import `activities`, so both import this: find an implementation by the references to its constant.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from models import names
+from models.batch import CloseBatch, Control, Counts, PumpRequest, PumpResult, RegisterBatch, RegisteredBatch
+from models.episode import (
+    Acted,
+    ActRequest,
+    AttemptRef,
+    Claimed,
+    ClaimRequest,
+    DecideRequest,
+    Decision,
+    DesktopRef,
+    DesktopRequest,
+    Evaluated,
+    EvaluateRequest,
+    Finalized,
+    FinalizeRequest,
+    Observation,
+    PhaseDone,
+)
+from models.janitor import Reconciled, ReconcileRequest
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+@dataclass(frozen=True)
+class Activity(Generic[In, Out]):
+    """A typed reference to an activity."""
+
+    name: str
+    """The name in Temporal."""
+    request: type[In]
+    result: type[Out]
+
+
+CLAIM = Activity(names.CLAIM, ClaimRequest, Claimed)
+FINALIZE = Activity(names.FINALIZE, FinalizeRequest, Finalized)
+REGISTER_BATCH = Activity(names.REGISTER_BATCH, RegisterBatch, RegisteredBatch)
+
+SET_CONTROL = Activity(names.SET_CONTROL, Control, type(None))
+PUMP = Activity(names.PUMP, PumpRequest, PumpResult)
+CLOSE_BATCH = Activity(names.CLOSE_BATCH, CloseBatch, Counts)
+
+START_SANDBOX = Activity(names.START_SANDBOX, AttemptRef, DesktopRef)
+RENEW_LEASE = Activity(names.RENEW_LEASE, AttemptRef, type(None))
+STOP_SANDBOX = Activity(names.STOP_SANDBOX, AttemptRef, type(None))
+
+PREPARE_TASK = Activity(names.PREPARE_TASK, DesktopRequest, PhaseDone)
+RUN_POSTCONFIG = Activity(names.RUN_POSTCONFIG, DesktopRequest, PhaseDone)
+EVALUATE = Activity(names.EVALUATE, EvaluateRequest, Evaluated)
+
+OBSERVE = Activity(names.OBSERVE, DesktopRequest, Observation)
+DECIDE = Activity(names.DECIDE, DecideRequest, Decision)
+ACT = Activity(names.ACT, ActRequest, Acted)
+
+RECONCILE = Activity(names.RECONCILE, ReconcileRequest, Reconciled)
