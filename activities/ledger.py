@@ -6,8 +6,7 @@ from models.batch import RegisterBatch, RegisteredBatch
 from models.contract import Contract, Resolved
 from models.episode import Claimed, ClaimRequest, EpisodePlan, Finalized, FinalizeRequest
 from models.spec import BatchSpec
-from models.task import Task
-from models.web import needs_web
+from models.task import Task, needs_web
 from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
 from rollbook.ledger.records import Claim

@@ -8,7 +8,7 @@ from temporalio import activity
 from activities.support import Activities, beating, implements, is_current_try, run_id
 from models.activities import RENEW_LEASE, START_SANDBOX, STOP_SANDBOX
 from models.episode import AttemptRef, DesktopRef
-from models.web import needs_web
+from models.task import needs_web
 from rollbook.errors import Fenced, RollbookError, SandboxLost
 from rollbook.guest.http import GUEST_PORT, read_nonce
 from rollbook.ledger.records import AttemptContext

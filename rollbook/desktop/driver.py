@@ -9,7 +9,7 @@ from models.contract import Contract
 from models.evidence import ArtifactRef
 from models.outcome import Infra, TerminalAction
 from rollbook.desktop.journal import ActionResult
-from rollbook.desktop.observe import Observation
+from rollbook.desktop.observe import RawObservation
 
 Note = Callable[[str], None]
 """Called during long work with a short note about progress; activities heartbeat it."""
@@ -68,7 +68,7 @@ class Driver(Protocol):
         """
         ...
 
-    async def observe(self, *, screen: tuple[int, int], accessibility_tree: bool, terminal: bool) -> Observation:
+    async def observe(self, *, screen: tuple[int, int], accessibility_tree: bool, terminal: bool) -> RawObservation:
         """What is on the screen now, of the contract's width and height in pixels; raises SandboxLost."""
         ...
 

@@ -11,7 +11,7 @@ from models.outcome import Infra, TerminalAction
 from rollbook.desktop.client import GuestClient
 from rollbook.desktop.driver import Files, Job, Keep, Note, Scored
 from rollbook.desktop.journal import ActionResult, perform
-from rollbook.desktop.observe import Observation, observe
+from rollbook.desktop.observe import RawObservation, observe
 from rollbook.desktop.phases import claim_phase, finish_phase
 from rollbook.desktop.runtimes import probe_runtime
 from rollbook.desktop.runtimes import runtime as runtime_named
@@ -65,7 +65,7 @@ class HttpDriver:
             raise SetupFailed(f"setup failed: {_words(result)}")
         return await self._finish("prepare", job, names, keep)
 
-    async def observe(self, *, screen: tuple[int, int], accessibility_tree: bool, terminal: bool) -> Observation:
+    async def observe(self, *, screen: tuple[int, int], accessibility_tree: bool, terminal: bool) -> RawObservation:
         """See `Driver.observe`."""
         self._client.screen = screen
         return await observe(self._client, a11y=accessibility_tree, terminal=terminal)

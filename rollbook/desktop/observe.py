@@ -10,7 +10,7 @@ from rollbook.guest.http import declared_size
 
 
 @dataclass(frozen=True)
-class Observation:
+class RawObservation:
     """What the agent may see. `refused` names parts that were asked for and that a living guest would not give."""
 
     screenshot: bytes
@@ -25,7 +25,7 @@ class Observation:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-async def observe(client: GuestClient, *, a11y: bool = False, terminal: bool = False) -> Observation:
+async def observe(client: GuestClient, *, a11y: bool = False, terminal: bool = False) -> RawObservation:
     """Take a screenshot and, when asked for, the accessibility tree and the terminal's text.
 
     As upstream, a part that the living guest refuses is None and the episode goes on (osworld-notes §2); the
@@ -39,7 +39,7 @@ async def observe(client: GuestClient, *, a11y: bool = False, terminal: bool = F
     tree = await _optional(client, "accessibility_tree", client.accessibility, refused) if a11y else None
     text = await _optional(client, "terminal", client.terminal, refused) if terminal else None
     await client.verify()
-    return Observation(screenshot, width, height, tree, text, taken_at, refused)
+    return RawObservation(screenshot, width, height, tree, text, taken_at, refused)
 
 
 async def _optional(

@@ -15,7 +15,7 @@ from rollbook.evidence.pictures import alike
 from rollbook.evidence.proof import CallNotes, Notes, Proof
 from rollbook.ledger.recorded import Recorded, Row
 from rollbook.ledger.sanitize import redact_text
-from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, PlannedCall, Screen, Task
+from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, AgentTask, PlannedCall, Screen
 from rollbook.policies.base import Answer, summary_of
 from rollbook.policies.client import ChatReply, ChatRequest
 from rollbook.policies.client.reply import Asked, read_reply
@@ -65,7 +65,7 @@ class _Verification:
         self._screens = {turn["step"]: turn["screenshot_sha256"] for turn in attempt.turns}
         self._is_model = attempt.policy.kind == "openai"
         self._agent, self._why_not = _agent(attempt.contract) if self._is_model else (None, "")
-        self._task = Task(attempt.key, attempt.attempt_index, str(attempt.rollout["document"]["instruction"]))
+        self._task = AgentTask(attempt.key, attempt.attempt_index, str(attempt.rollout["document"]["instruction"]))
 
     async def check(self, row: Row) -> None:
         notes = self._notes.of(row)

@@ -55,7 +55,7 @@ class Screen:
 
 
 @dataclass(frozen=True)
-class Task:
+class AgentTask:
     """What the agent works on: the part of an attempt that prompts and seeds depend on."""
 
     rollout_key: str
@@ -121,7 +121,7 @@ class Agent:
         if observed != resolved:
             raise ConfigError(f"this worker's agent is {observed}, the contract's {resolved}: update the worker")
 
-    def next_call(self, task: Task, step: int, screen: Screen, calls: Sequence[StoredCall]) -> PlannedCall:
+    def next_call(self, task: AgentTask, step: int, screen: Screen, calls: Sequence[StoredCall]) -> PlannedCall:
         """The call that follows the committed ones; `calls` are all of the attempt up to this step."""
         earlier = [call for call in calls if call.step < step and call.decides]
         if [call.step for call in earlier] != list(range(1, step)):
@@ -161,7 +161,7 @@ class Agent:
             return None
         return tries.samples[-1].parse_error
 
-    def _drawn(self, task: Task, step: int, number: int, *, repeated: bool) -> Sampling:
+    def _drawn(self, task: AgentTask, step: int, number: int, *, repeated: bool) -> Sampling:
         given = self._sampling
         temperature = float(given["temperature"])
         if repeated:

@@ -15,7 +15,7 @@ from typing import Any
 from models.identity import canonical_json
 from rollbook.errors import ModelCallFailed, ModelTimeout
 from rollbook.ledger.records import AttemptContext, StoredCall
-from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, PlannedCall, Screen, Task
+from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, AgentTask, PlannedCall, Screen
 from rollbook.policies.base import Answer, CallLog, Turn
 from rollbook.policies.call_log import Unstorable
 from rollbook.policies.client import (
@@ -63,7 +63,7 @@ class ModelPolicy:
         self._context = context
         self._client = client
         self._agent = Agent(context.contract)
-        self._task = Task(context.rollout_key, context.attempt_index, str(context.task["instruction"]))
+        self._task = AgentTask(context.rollout_key, context.attempt_index, str(context.task["instruction"]))
         self._timeout_s = float(context.contract.limits.model_timeout_s)
 
     async def decide(self, turn: Turn, log: CallLog) -> StoredCall:

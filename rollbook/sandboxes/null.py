@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from models.outcome import Infra, TerminalAction
 from rollbook.desktop.driver import Files, Job, Keep, Note, Scored
 from rollbook.desktop.journal import ActionResult
-from rollbook.desktop.observe import Observation
+from rollbook.desktop.observe import RawObservation
 from rollbook.errors import InvalidInput, SandboxLost, SetupFailed
 from rollbook.guest.http import Endpoint, OnProgress
 from rollbook.sandboxes.provider import (
@@ -46,9 +46,11 @@ class NullDriver:
             raise SetupFailed("rehearsed: the setup failed")
         return {}
 
-    async def observe(self, *, screen: tuple[int, int], accessibility_tree: bool, terminal: bool) -> Observation:
+    async def observe(self, *, screen: tuple[int, int], accessibility_tree: bool, terminal: bool) -> RawObservation:
         """One transparent pixel."""
-        return Observation(PIXEL, 1, 1, "" if accessibility_tree else None, "" if terminal else None, datetime.now(UTC))
+        return RawObservation(
+            PIXEL, 1, 1, "" if accessibility_tree else None, "" if terminal else None, datetime.now(UTC)
+        )
 
     async def perform(self, op_id: str, action: str, *, runtime: str, timeout_s: float) -> ActionResult:
         """Every action succeeds at once."""

@@ -19,7 +19,7 @@ from rollbook.evidence.trajectory import trajectory_contract
 from rollbook.export.training_rows import rows_of
 from rollbook.ledger.recorded import Recorded
 from rollbook.ledger.records import StoredCall
-from rollbook.policies.agent import Agent, Screen, Task
+from rollbook.policies.agent import Agent, AgentTask, Screen
 from rollbook.policies.protocols.base import MediaRef
 from rollbook.policies.replay import script_of
 
@@ -237,7 +237,7 @@ def test_the_record_of_failures_ends_with_the_terminal_fact() -> None:
 
 
 SCREEN = Screen(MediaRef("media-1", "3" * 64, 100, 50), (200, 100))
-TASK = Task("b/os/t/0", 1, "do it")
+TASK = AgentTask("b/os/t/0", 1, "do it")
 
 
 def stored(*rows: dict[str, Any]) -> list[StoredCall]:

@@ -14,7 +14,7 @@ from rollbook.errors import ArtifactError
 from rollbook.evidence.verify import verify
 from rollbook.ledger.recorded import Recorded
 from rollbook.policies import imaging, screen
-from rollbook.policies.agent import Agent, Task
+from rollbook.policies.agent import Agent, AgentTask
 from rollbook.policies.client import ChatRequest
 from rollbook.policies.client.request import request_body, serialise
 from rollbook.policies.model import media_of
@@ -54,7 +54,7 @@ def one_call(store: Store, pixels: int | None) -> Recorded:
     agent = Agent(contract)
     png = picture()
     seen, image = screen.seen(png, pixels)
-    planned = agent.next_call(Task(KEY, 1, "do"), 1, seen, [])
+    planned = agent.next_call(AgentTask(KEY, 1, "do"), 1, seen, [])
     body = request_body(ChatRequest("m", planned.messages, tools=planned.tools, sampling=planned.sampling), "vllm")
     row: dict[str, Any] = {
         "step": 1,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from models.web import needs_web
+from models.task import needs_web
 from rollbook.config.settings import get_settings
 
 INDEX: Path = get_settings().osworld_tasks / "index.json"
