@@ -11,7 +11,7 @@ from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
 from rollbook.ledger.records import Claim
 from rollbook.ledger.selection import Member, select_tasks
-from rollbook.policies.resolve import contract_for, resolve_policy
+from rollbook.policies.registry import contract_for, resolve_policy
 from rollbook.sandboxes.docker.image import image_tag
 from rollbook.worker.services import Services
 

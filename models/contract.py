@@ -155,6 +155,8 @@ class Resolved(Wire):
 
     script_digest: str | None = None
     parser_id: str | None = None
+    policy_part: dict[str, Any] | None = Field(default=None, exclude=True)
+    """The whole `policy` of the contract, where only the package that registers its kind can make it."""
     desktop_image: str | None = None
     evaluator_revision: str | None = None
     null_desktop: bool = False
@@ -218,7 +220,8 @@ class RecordedContract(Stored):
     def all_resolved(self) -> Resolved:
         """`resolved`, and the names that are stored with the policy."""
         policy = self.policy
-        return self.resolved.model_copy(update={"script_digest": policy.script_digest, "parser_id": policy.parser_id})
+        names = {"script_digest": policy.script_digest, "parser_id": policy.parser_id, "policy_part": policy.document}
+        return self.resolved.model_copy(update=names)
 
     @property
     def digest(self) -> str:
@@ -262,7 +265,7 @@ class Contract(RecordedContract):
                 "protocol_id": policy.protocol_id,
                 "parser_id": policy.parser_id,
                 "thinking": options.get("thinking"),
-                "wire_contract_id": WIRE_CONTRACT_ID if policy.kind == "openai" else None,
+                "wire_contract_id": None if policy.protocol_id is None else WIRE_CONTRACT_ID,
             },
             "history_policy": policy.history,
             "agent_options": options,

@@ -39,13 +39,13 @@ def did_you_mean(value: str, known: Iterable[str], *, count: int = 1) -> str:
     return f"did you mean {', '.join(similar)}?" if similar else ""
 
 
-def explain(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """A validation error in words: one `field: what is wrong` per wrong field.
+def explain(error: ValidationError, model: type[BaseModel] | None = None, *, prefix: str = "") -> str:
+    """A validation error in words: one `field: problem` per wrong field, each field after `prefix`.
 
     With the `model` that was read, an unknown key comes with the known one that is most like it.
     """
     known = dict.fromkeys(_keys(model, "")) if model else {}
-    return "; ".join(_explain(item) + _guess(item, list(known)) for item in error.errors())
+    return "; ".join(prefix + _explain(item) + _guess(item, list(known)) for item in error.errors())
 
 
 def _keys(annotation: Any, path: str) -> Iterator[str]:

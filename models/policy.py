@@ -1,11 +1,11 @@
-"""What decides the actions, as people write it: one model per policy kind."""
+"""The `policy` of a spec: one model per built-in policy kind, and one for the kinds of installed packages."""
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from models.base import Input, Name
-from models.contract import AgentOptions, Overlay, Purpose, SamplingOptions, agent_of, difference
+from models.contract import AgentOptions, Overlay, Purpose, Resolved, SamplingOptions, agent_of, difference
 from models.history import HistoryPolicy
 from models.legacy import normalised
 
@@ -13,15 +13,48 @@ SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(@[0-9a-f]{8
 """A registered name, or `name@digest` (at least 8 digits) to pin one registration of it."""
 
 
-class ScriptedPolicy(Input):
+class PolicySpec(Input):
+    """Base of every policy of a spec."""
+
+    kind: str
+
+    def contract_part(self, purpose: Purpose, resolved: Resolved) -> dict[str, Any]:
+        """The `policy` of the contract, as plain JSON: by default the spec itself."""
+        return self.model_dump(mode="json")
+
+    @property
+    def required_agent(self) -> str | None:
+        """The id that the agent contract must have; None accepts any."""
+        return None
+
+    @property
+    def script_source(self) -> tuple[str, str]:
+        """(field, problem) for an error about a task for which its script has no steps."""
+        return "policy.kind", "no steps are there"
+
+
+class ScriptPart(PolicySpec):
+    """A policy that plays a script: its digest is the meaning, the name under which it was registered is not."""
+
+    def contract_part(self, purpose: Purpose, resolved: Resolved) -> dict[str, Any]:
+        """Kind and digest."""
+        return {"kind": self.kind, "script_digest": resolved.script_digest}
+
+
+class ScriptedPolicy(ScriptPart):
     """Plays recorded steps per task; the model-free policy for demonstrations and conformance tests."""
 
     kind: Literal["scripted"]
     script: SetName
     """A registered script file, by name or `name@digest`."""
 
+    @property
+    def script_source(self) -> tuple[str, str]:
+        """The script that was named."""
+        return "policy.script", "the script has no steps and no 'default'"
 
-class NoopPolicy(Input):
+
+class NoopPolicy(PolicySpec):
     """Waits, then answers DONE: the floor that every honest task must score 0 for."""
 
     kind: Literal["noop"]
@@ -29,7 +62,7 @@ class NoopPolicy(Input):
     """Steps without an action before DONE."""
 
 
-class ReplayPolicy(Input):
+class ReplayPolicy(ScriptPart):
     """Runs recorded actions again on a fresh desktop: does the rollout still score?"""
 
     kind: Literal["replay"]
@@ -48,8 +81,13 @@ class ReplayPolicy(Input):
             raise ValueError("'attempt' goes with 'rollout'")
         return self
 
+    @property
+    def script_source(self) -> tuple[str, str]:
+        """The rollout or batch that was recorded."""
+        return "policy.rollout" if self.rollout else "policy.batch", "nothing is recorded"
 
-class OpenAIPolicy(Input):
+
+class OpenAIPolicy(PolicySpec):
     """A model behind an OpenAI-compatible chat completions endpoint."""
 
     kind: Literal["openai"]
@@ -98,5 +136,57 @@ class OpenAIPolicy(Input):
             wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False)]
             raise ValueError(f"by_purpose.{purpose}: {'; '.join(wrong)}") from None
 
+    def contract_part(self, purpose: Purpose, resolved: Resolved) -> dict[str, Any]:
+        """The agent of the purpose; the endpoint that serves the model is not part of it."""
+        agent, sampling = self.agent(purpose)
+        return {
+            "kind": self.kind,
+            "model": self.model,
+            **agent,
+            "parser_id": resolved.parser_id,
+            "sampling": sampling,
+            "parity": self.parity,
+        }
 
-Policy = Annotated[ScriptedPolicy | NoopPolicy | ReplayPolicy | OpenAIPolicy, Field(discriminator="kind")]
+    @property
+    def required_agent(self) -> str | None:
+        """As the spec demands."""
+        return self.agent_contract_id
+
+
+class PluginPolicy(PolicySpec):
+    """A kind that an installed package registers, named `package.kind`.
+
+    These models are pure and cannot look into packages: the worker reads the rest with the kind's own model when the
+    batch is registered.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)+$", max_length=100)]
+
+    def contract_part(self, purpose: Purpose, resolved: Resolved) -> dict[str, Any]:
+        """As the package made it; raises ValueError where it was not asked."""
+        part = resolved.policy_part
+        if part is None:
+            raise ValueError(f"policy.kind: {self.kind!r} was not resolved by a worker that has it")
+        # the part of another kind: the difference must be seen
+        return part if part["kind"] == self.kind else super().contract_part(purpose, resolved)
+
+
+def _tag(policy: Any) -> str | None:
+    if not isinstance(policy, dict | PolicySpec):
+        return "noop"  # whichever it is, its model refuses what is not an object
+    kind = policy.get("kind") if isinstance(policy, dict) else policy.kind
+    # a dot makes it a package's kind: a misspelt built-in kind is refused at once, without asking a worker
+    return None if kind is None else "package.kind" if "." in str(kind) else str(kind)
+
+
+Policy = Annotated[
+    Annotated[ScriptedPolicy, Tag("scripted")]
+    | Annotated[NoopPolicy, Tag("noop")]
+    | Annotated[ReplayPolicy, Tag("replay")]
+    | Annotated[OpenAIPolicy, Tag("openai")]
+    | Annotated[PluginPolicy, Tag("package.kind")],
+    Discriminator(_tag),
+]

@@ -8,7 +8,7 @@ from models.base import Input
 from models.contract import ActionRuntime, Contract, DesktopSpec, EpisodeLimits, Observe, Purpose, Resolved, Settle
 from models.explain import explain
 from models.outcome import RewardMode
-from models.policy import OpenAIPolicy, Policy, ReplayPolicy, ScriptedPolicy, SetName
+from models.policy import Policy, SetName
 from models.provenance import Provenance
 from models.sanitize import find_unstorable
 from models.task import TaskFilter
@@ -85,32 +85,14 @@ def contract_of(spec: BatchSpec, resolved: Resolved) -> Contract:
         {
             "schema_version": 1,
             **body,
-            "policy": _policy_of(spec, resolved, body["policy"]),
+            "policy": spec.policy.contract_part(spec.purpose, resolved),
             "resolved": resolved.model_dump(mode="json", exclude={"script_digest", "parser_id"}),
         }
     )
-    demanded = spec.policy.agent_contract_id if isinstance(spec.policy, OpenAIPolicy) else None
+    demanded = spec.policy.required_agent
     if demanded not in (None, contract.agent_contract_id):
         raise ValueError(
             f"policy.agent_contract_id: the spec means {contract.agent_contract_id}, not {demanded}; "
             f"its agent is {contract.agent_contract}"
         )
     return contract
-
-
-def _policy_of(spec: BatchSpec, resolved: Resolved, body: dict[str, Any]) -> dict[str, Any]:
-    policy = spec.policy
-    if isinstance(policy, ScriptedPolicy | ReplayPolicy):
-        # the digest is the meaning; the name under which it was registered is not
-        return {"kind": policy.kind, "script_digest": resolved.script_digest}
-    if isinstance(policy, OpenAIPolicy):
-        agent, sampling = policy.agent(spec.purpose)
-        return {
-            "kind": policy.kind,
-            "model": policy.model,
-            **agent,
-            "parser_id": resolved.parser_id,
-            "sampling": sampling,
-            "parity": policy.parity,
-        }
-    return body

@@ -1,13 +1,12 @@
 """Whether a spec may be launched under a batch id that exists: the ledger's own rules, asked before anything starts."""
 
 from models.contract import RecordedContract, difference
-from models.policy import ScriptedPolicy
 from models.spec import BatchSpec
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import Ledger
 from rollbook.ledger.queries import BatchRow, Reader
 from rollbook.ledger.selection import Member, Planned, compare, select_tasks
-from rollbook.policies.resolve import contract_for
+from rollbook.policies.registry import contract_for, policy_kind
 
 
 async def require_same_contract(ledger: Ledger, known: BatchRow, spec: BatchSpec) -> None:
@@ -16,9 +15,9 @@ async def require_same_contract(ledger: Ledger, known: BatchRow, spec: BatchSpec
     What only workers can resolve (image, evaluator, parser, recorded actions) is taken from the stored contract: they
     compare it themselves.
     """
-    resolved = RecordedContract.read(known.contract).all_resolved
-    if isinstance(spec.policy, ScriptedPolicy):
-        resolved = resolved.model_copy(update={"script_digest": await ledger.find_script(spec.policy.script)})
+    kind = policy_kind(spec.policy.kind)
+    names = await kind.find_names(kind.read(spec.policy), ledger)
+    resolved = RecordedContract.read(known.contract).all_resolved.model_copy(update=names)
     if lines := difference(known.contract, contract_for(spec, resolved).document):
         raise SpecConflict(
             f"batch {known.batch_id} exists with another contract: {'; '.join(lines)}. "

@@ -21,6 +21,7 @@ from rollbook.cli.watch import follow
 from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
 from rollbook.ledger.queries import BatchRow, Reader
+from rollbook.policies.registry import policy_kind
 
 TAKEN_UP_S = 60.0
 POLL_S = 0.2
@@ -131,7 +132,6 @@ def stored_spec(row: BatchRow) -> dict[str, Any]:
     spec["task_set"] = f"{spec['task_set'].partition('@')[0]}@{row.set_digest}"
     spec["extend"] = True  # rows that an earlier launch added stay planned
     spec["concurrency"], spec["max_attempts"] = row.concurrency, row.max_attempts
-    if spec["policy"]["kind"] == "scripted":
-        script = PolicyContract.read(row.contract["policy"]).script_digest
-        spec["policy"] = {**spec["policy"], "script": f"{spec['policy']['script'].partition('@')[0]}@{script}"}
+    policy = spec["policy"]
+    spec["policy"] = policy_kind(policy["kind"]).pin(policy, PolicyContract.read(row.contract["policy"]))
     return spec

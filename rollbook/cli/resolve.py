@@ -3,13 +3,12 @@
 from typing import Any
 
 from models.contract import Resolved
-from models.policy import OpenAIPolicy, ReplayPolicy, ScriptedPolicy
 from models.spec import BatchSpec
 from rollbook.cli.opening import open_ledger
 from rollbook.cli.out import note
 from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError
-from rollbook.policies.resolve import contract_for, parser_of, resolve_policy
+from rollbook.policies.registry import contract_for, policy_kind, resolve_policy
 
 
 async def resolve(found: Settings, batch_id: str, spec: BatchSpec) -> dict[str, Any]:
@@ -33,14 +32,14 @@ async def resolve(found: Settings, batch_id: str, spec: BatchSpec) -> dict[str, 
 async def _resolved(found: Settings, spec: BatchSpec) -> tuple[Resolved, list[str]]:
     unknown: list[str] = []
     meant: dict[str, Any] = {}
-    if isinstance(spec.policy, ScriptedPolicy | ReplayPolicy):
+    if policy_kind(spec.policy.kind).reads_ledger:
         try:
             async with open_ledger(found) as ledger:
                 meant = await resolve_policy(spec, ledger)
         except ConfigError as error:
             unknown.append(str(error))
-    elif isinstance(spec.policy, OpenAIPolicy):
-        meant = {"parser_id": parser_of(spec.policy, spec.purpose)}
+    else:
+        meant = await resolve_policy(spec, None)
     if spec.desktop.provider == "null":
         return Resolved(**meant, evaluator_revision="null", null_desktop=True), unknown
     revision = await _evaluator_revision()

@@ -23,6 +23,7 @@ from rollbook.policies.client.request import request_body, serialise, with_media
 from rollbook.policies.client.tokens import WITHHELD
 from rollbook.policies.model import media_of, parsed_of, said_of, tokens_of
 from rollbook.policies.protocols.base import Parsed
+from rollbook.policies.registry import policy_kinds
 from rollbook.policies.screen import seen
 from rollbook.redaction import MARK, redact_bytes
 
@@ -63,14 +64,19 @@ class _Verification:
         self._notes = notes
         self._calls = attempt.stored_calls
         self._screens = {turn["step"]: turn["screenshot_sha256"] for turn in attempt.turns}
-        self._is_model = attempt.policy.kind == "openai"
-        self._agent, self._why_not = _agent(attempt.contract) if self._is_model else (None, "")
+        name = attempt.policy.kind
+        kind = policy_kinds().get(name)
+        self._problem = "" if kind else f"the policy kind {name!r} is not installed here"
+        self._calls_model = kind is not None and kind.calls_model
+        self._agent, self._why_not = _agent(attempt.contract) if self._calls_model else (None, "")
         self._task = AgentTask(attempt.key, attempt.attempt_index, str(attempt.rollout["document"]["instruction"]))
 
     async def check(self, row: Row) -> None:
         notes = self._notes.of(row)
         try:
-            if not self._is_model:
+            if self._problem:
+                notes.unknown("policy", self._problem)
+            elif not self._calls_model:
                 await self._check_scripted(row, notes)
             elif self._agent is None:
                 notes.unknown("protocol", self._why_not)

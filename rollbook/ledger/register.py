@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from models.batch import RegisterBatch
 from models.contract import Contract, Resolved, difference
 from models.identity import BATCH_ID
-from models.policy import Policy, ReplayPolicy
+from models.policy import PolicySpec
 from models.spec import contract_of
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import tables
@@ -69,7 +69,7 @@ async def register_batch(
 
 
 async def _require_steps(
-    conn: AsyncConnection, policy: Policy, script_digest: str | None, chosen: list[Member]
+    conn: AsyncConnection, policy: PolicySpec, script_digest: str | None, chosen: list[Member]
 ) -> None:
     """Refuse a script without steps for a chosen task: it would do nothing there until the step limit, and earn a 0."""
     if script_digest is None:
@@ -79,11 +79,8 @@ async def _require_steps(
     if not without or script.get("default") is not None:
         return
     names = ", ".join(without[:20]) + (f" and {len(without) - 20} more" if len(without) > 20 else "")
-    if isinstance(policy, ReplayPolicy):
-        field, what = ("policy.rollout" if policy.rollout else "policy.batch"), "nothing is recorded"
-    else:
-        field, what = "policy.script", "the script has no steps and no 'default'"
-    raise InvalidInput(f"{field}: {what} for {names}; leave them out with tasks.ids or tasks.exclude_ids")
+    field, problem = policy.script_source
+    raise InvalidInput(f"{field}: {problem} for {names}; leave them out with tasks.ids or tasks.exclude_ids")
 
 
 async def _registered(conn: AsyncConnection, batch_id: str, added: int) -> Registered:

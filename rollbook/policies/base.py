@@ -8,11 +8,22 @@ given before the next one is made, so that a crash costs no answer and adds none
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
+from pydantic import ValidationError
+
+from models.contract import PolicyContract, Purpose
 from models.episode import Observation
+from models.explain import explain
 from models.outcome import TerminalAction
+from models.policy import PolicySpec
+from rollbook.errors import InvalidInput
+from rollbook.ledger import Ledger
 from rollbook.ledger.records import AttemptContext, StoredCall
+from rollbook.policies.client import ModelClients
+
+if TYPE_CHECKING:
+    from rollbook.policies.scripted import Scripts
 
 WAIT = "WAIT"
 TERMINAL: dict[str, TerminalAction] = {"DONE": "DONE", "FAIL": "FAIL"}
@@ -95,6 +106,88 @@ class Policy(Protocol):
         The caller has made sure that no call decides the step yet; others of the step may be in the log.
         """
         ...
+
+
+class Sources(Protocol):
+    """What policies are made from; the worker's services."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where registered scripts and specs are read from."""
+        ...
+
+    @property
+    def scripts(self) -> "Scripts":
+        """Scripts that were read before."""
+        ...
+
+    @property
+    def models(self) -> ModelClients:
+        """Clients of the endpoint profiles that this worker has."""
+        ...
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Where a kind looks up the names in a spec, when its batch is registered or tried."""
+
+    purpose: Purpose
+    ledger: Ledger | None
+    """None where a kind says that it needs none."""
+    endpoints: list[str] | None = None
+    """Names of the endpoint profiles that the workers have; None leaves an endpoint unchecked."""
+    register: bool = False
+    """Keep what the names mean, for instance a script; without it nothing is written."""
+
+    def require_ledger(self) -> Ledger:
+        """The ledger of a kind that `reads_ledger`."""
+        assert self.ledger is not None
+        return self.ledger
+
+
+Spec = TypeVar("Spec", bound=PolicySpec)
+
+
+class PolicyKind(Generic[Spec]):
+    """One kind of policy: how its specs are read, what they mean, and what decides the steps.
+
+    An installed package registers an instance under the entry point group `rollbook.policy_kinds`; the name of its
+    kind has a dot in it (`package.kind`), and its contract has no name that Rollbook's own kinds use.
+    """
+
+    name: ClassVar[str]
+    """The `kind` of a spec."""
+    spec: type[Spec]
+    """The model of its specs."""
+    calls_model: ClassVar[bool] = False
+    """Its calls have prompts and replies of the model protocols: verification renders and reads them again."""
+    reads_ledger: ClassVar[bool] = False
+    """`resolve` needs the ledger."""
+
+    def read(self, policy: PolicySpec) -> Spec:
+        """The policy of a spec as this kind's model; raises InvalidInput that names the field."""
+        if isinstance(policy, self.spec):
+            return policy
+        try:
+            return self.spec.model_validate(policy.model_dump())
+        except ValidationError as error:
+            raise InvalidInput(explain(error, self.spec, prefix="policy.")) from error
+
+    async def resolve(self, policy: Spec, lookup: Lookup) -> dict[str, Any]:
+        """Members of `Resolved`; raises InvalidInput that names the field."""
+        return {}
+
+    async def find_names(self, policy: Spec, ledger: Ledger) -> dict[str, Any]:
+        """Those members that every client can look up, not only a worker."""
+        return {}
+
+    def pin(self, policy: dict[str, Any], contract: PolicyContract) -> dict[str, Any]:
+        """The spec's policy with its names pinned to what they mean in `contract`, the policy of the contract."""
+        return policy
+
+    async def open(self, context: AttemptContext, sources: Sources) -> Policy:
+        """What decides the steps of an attempt; raises ConfigError when this worker lacks something it needs."""
+        raise NotImplementedError
 
 
 def split_terminal(actions: list[str]) -> tuple[list[str], TerminalAction | None]:

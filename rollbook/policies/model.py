@@ -12,11 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from models.contract import Purpose
 from models.identity import canonical_json
-from rollbook.errors import ModelCallFailed, ModelTimeout
+from models.policy import OpenAIPolicy
+from rollbook.errors import InvalidInput, ModelCallFailed, ModelTimeout
 from rollbook.ledger.records import AttemptContext, StoredCall
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, AgentTask, PlannedCall, Screen
-from rollbook.policies.base import Answer, CallLog, Turn
+from rollbook.policies.base import Answer, CallLog, Lookup, PolicyKind, Sources, Turn
 from rollbook.policies.call_log import Unstorable
 from rollbook.policies.client import (
     CallError,
@@ -29,9 +31,10 @@ from rollbook.policies.client import (
     RateLimited,
     TransportFailed,
 )
-from rollbook.policies.client.request import MEDIA_SCHEME, request_body, serialise
+from rollbook.policies.client.request import MEDIA_SCHEME, OWNED, request_body, serialise
 from rollbook.policies.finish import finished
 from rollbook.policies.protocols.base import ModelProtocol, Parsed, ReplyView, failed
+from rollbook.policies.protocols.registry import PARSERS, known_protocol
 from rollbook.policies.screen import seen
 
 LONGEST_PAUSE_S = 20.0
@@ -54,6 +57,35 @@ class _Made:
     request: ChatRequest
     prompt: bytes
     latency_s: float
+
+
+class OpenAIKind(PolicyKind[OpenAIPolicy]):
+    """Kind `openai`: a model behind a chat-completions endpoint."""
+
+    name = "openai"
+    spec = OpenAIPolicy
+    calls_model = True
+
+    async def resolve(self, policy: OpenAIPolicy, lookup: Lookup) -> dict[str, Any]:
+        """The parser of the protocol; the other purpose's agent must be possible too."""
+        if lookup.endpoints is not None and policy.endpoint not in lookup.endpoints:
+            names = ", ".join(lookup.endpoints) or "none; see ROLLBOOK_ENDPOINTS_FILE"
+            raise InvalidInput(f"policy.endpoint: no endpoint profile {policy.endpoint!r} here (there are: {names})")
+        parsers: dict[Purpose, str] = {"train": parser_of(policy, "train"), "eval": parser_of(policy, "eval")}
+        return {"parser_id": parsers[lookup.purpose]}
+
+    async def open(self, context: AttemptContext, sources: Sources) -> "ModelPolicy":
+        """A client of the endpoint that the newest launch names: the contract does not depend on where it is served."""
+        endpoint = (await sources.ledger.launched_spec(context.batch_id))["policy"]["endpoint"]
+        return ModelPolicy(context, sources.models.get(endpoint))
+
+
+def parser_of(policy: OpenAIPolicy, purpose: Purpose) -> str:
+    """The parser of the policy's protocol for a purpose; raises InvalidInput for what this version cannot send."""
+    agent, sampling = policy.agent(purpose)
+    if taken := sorted(OWNED & sampling["extra"].keys()):
+        raise InvalidInput(f"policy.sampling.extra: {', '.join(taken)} cannot be set here")
+    return PARSERS[known_protocol(agent["protocol_id"], "policy.protocol")]
 
 
 class ModelPolicy:

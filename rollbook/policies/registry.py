@@ -1,51 +1,80 @@
-"""Chooses the policy that a contract names."""
+"""The registry of policy kinds: the built-in ones, and those of installed packages.
 
-from typing import Protocol
+A package registers its kind as an entry point of the group `rollbook.policy_kinds`:
 
-from rollbook.errors import InvalidInput
+    [project.entry-points."rollbook.policy_kinds"]
+    greedy = "acme_policies:GreedyKind"
+"""
+
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from models.contract import Contract, Resolved
+from models.policy import PluginPolicy
+from models.spec import BatchSpec, contract_of
+from rollbook.errors import ConfigError, InvalidInput
 from rollbook.ledger import Ledger
 from rollbook.ledger.records import AttemptContext
-from rollbook.policies.base import Policy
-from rollbook.policies.client import ModelClients
-from rollbook.policies.model import ModelPolicy
-from rollbook.policies.noop import NoopPolicy
-from rollbook.policies.scripted import ScriptedPolicy
-from rollbook.policies.scripts import Scripts
+from rollbook.policies.base import Lookup, Policy, PolicyKind, Sources
+from rollbook.policies.model import OpenAIKind
+from rollbook.policies.noop import NoopKind
+from rollbook.policies.replay import ReplayKind
+from rollbook.policies.scripted import ScriptedKind
+
+GROUP = "rollbook.policy_kinds"
+BUILT_IN: tuple[PolicyKind[Any], ...] = (ScriptedKind(), NoopKind(), ReplayKind(), OpenAIKind())
 
 
-class Sources(Protocol):
-    """What policies are made from; the worker's services."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Where registered scripts and specs are read from."""
-        ...
-
-    @property
-    def scripts(self) -> Scripts:
-        """Scripts that were read before."""
-        ...
-
-    @property
-    def models(self) -> ModelClients:
-        """Clients of the endpoint profiles that this worker has."""
-        ...
+@cache
+def policy_kinds() -> dict[str, PolicyKind[Any]]:
+    """Every kind of this installation by name; raises ConfigError for a package that registers a wrong one."""
+    kinds = {kind.name: kind for kind in BUILT_IN}
+    for entry in entry_points(group=GROUP):
+        kind = entry.load()()
+        if not isinstance(kind, PolicyKind) or "." not in kind.name or kind.name in kinds:
+            raise ConfigError(f"{GROUP}: {entry.value} must be a PolicyKind with a new name of the form package.kind")
+        kinds[kind.name] = kind
+    return kinds
 
 
-async def policy_for(context: AttemptContext, services: Sources) -> Policy:
+def policy_kind(name: str) -> PolicyKind[Any]:
+    """The kind of a name; raises InvalidInput for one that is not installed here."""
+    kinds = policy_kinds()
+    if name not in kinds:
+        raise InvalidInput(f"policy.kind: {name!r} is not installed here; there are {', '.join(sorted(kinds))}")
+    return kinds[name]
+
+
+async def policy_for(context: AttemptContext, sources: Sources) -> Policy:
     """The policy of an attempt.
 
-    Raises InvalidInput for a kind that this version does not know, ConfigError when this worker lacks the endpoint.
+    Raises InvalidInput for a kind that is not installed here, ConfigError when this worker lacks the endpoint.
     """
-    policy = context.contract.policy
-    kind = policy.kind
-    if kind == "noop":
-        return NoopPolicy(policy.waits)
-    if kind in ("scripted", "replay"):
-        script = await services.scripts.get(services.ledger, policy.script_digest or "")
-        return ScriptedPolicy(script.tasks.get(context.task_id, script.default), name=kind)
-    if kind == "openai":
-        # the newest launch says where the model is served: the contract does not depend on it
-        endpoint = (await services.ledger.launched_spec(context.batch_id))["policy"]["endpoint"]
-        return ModelPolicy(context, services.models.get(endpoint))
-    raise InvalidInput(f"policy.kind: {kind!r} is unknown to this version")
+    return await policy_kind(context.contract.policy.kind).open(context, sources)
+
+
+async def resolve_policy(
+    spec: BatchSpec, ledger: Ledger | None, *, endpoints: list[str] | None = None, register: bool = False
+) -> dict[str, Any]:
+    """Members of `Resolved`: what the names in the policy mean now. Raises InvalidInput that names the field.
+
+    Args:
+        ledger: None is enough for a kind that reads no ledger.
+        endpoints: names of the profiles that the workers have; None leaves the endpoint unchecked.
+        register: keep the script that a replay means; without it nothing is written.
+    """
+    kind = policy_kind(spec.policy.kind)
+    policy = kind.read(spec.policy)
+    resolved = await kind.resolve(policy, Lookup(spec.purpose, ledger, endpoints, register))
+    if isinstance(spec.policy, PluginPolicy):
+        resolved["policy_part"] = policy.contract_part(spec.purpose, Resolved(**resolved))
+    return resolved
+
+
+def contract_for(spec: BatchSpec, resolved: Resolved) -> Contract:
+    """The contract; raises InvalidInput when the spec demands another agent."""
+    try:
+        return contract_of(spec, resolved)
+    except ValueError as error:
+        raise InvalidInput(str(error)) from error

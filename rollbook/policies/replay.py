@@ -6,14 +6,32 @@ the contract. What is recorded later, or superseded, changes nothing.
 
 from typing import Any
 
+from models.identity import digest
 from models.policy import ReplayPolicy
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
 from rollbook.ledger.recorded import Recorded
+from rollbook.policies.base import Lookup
+from rollbook.policies.scripted import ScriptKind
+
+
+class ReplayKind(ScriptKind[ReplayPolicy]):
+    """Kind `replay`: the script is made of what was recorded."""
+
+    name = "replay"
+    spec = ReplayPolicy
+
+    async def resolve(self, policy: ReplayPolicy, lookup: Lookup) -> dict[str, Any]:
+        """The digest of the script, which is registered with the batch."""
+        ledger = lookup.require_ledger()
+        script = await recorded_script(ledger, policy)
+        if lookup.register:
+            await ledger.register_script(script_name(policy), script)
+        return {"script_digest": digest(script)}
 
 
 async def recorded_script(ledger: Ledger, policy: ReplayPolicy) -> dict[str, Any]:
-    """What the policy means now, as a script. Raises InvalidInput when nothing was recorded."""
+    """The script that the policy means now. Raises InvalidInput when nothing was recorded."""
     if policy.rollout is not None:
         sources = [await ledger.recorded(policy.rollout, policy.attempt)]
     else:

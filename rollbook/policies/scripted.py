@@ -6,16 +6,20 @@ steps without an action, until the runner's step limit ends the episode.
 """
 
 import json
+from collections import OrderedDict
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
 from models.base import Input
+from models.contract import PolicyContract
 from models.explain import explain
 from models.outcome import POLICY_STOPS
+from models.policy import ScriptedPolicy
 from rollbook.errors import InvalidInput
-from rollbook.ledger.records import StoredCall
-from rollbook.policies.base import Answer, CallLog, Turn, split_terminal
+from rollbook.ledger import Ledger
+from rollbook.ledger.records import AttemptContext, StoredCall
+from rollbook.policies.base import Answer, CallLog, Lookup, PolicyKind, Sources, Spec, Turn, split_terminal
 
 Action = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 
@@ -61,7 +65,59 @@ def read_script(raw: Any) -> Script:
         raise InvalidInput(f"script: {explain(error)}") from error
 
 
-class ScriptedPolicy:
+class Scripts:
+    """Parsed scripts by digest, the last used ones: parsed once, not once per step.
+
+    A digest names one content for ever: nothing here is stale.
+    """
+
+    def __init__(self, size: int = 16) -> None:
+        self._size = size
+        self._scripts: OrderedDict[str, Script] = OrderedDict()
+
+    async def get(self, ledger: Ledger, script_digest: str) -> Script:
+        """The script of a digest; raises InvalidInput when the ledger has none, or when it is not a script."""
+        script = self._scripts.get(script_digest)
+        if script is None:
+            script = read_script(await ledger.script_body(script_digest))
+            self._scripts[script_digest] = script
+            while len(self._scripts) > self._size:
+                self._scripts.popitem(last=False)
+        self._scripts.move_to_end(script_digest)
+        return script
+
+
+class ScriptKind(PolicyKind[Spec]):
+    """Base of the kinds whose contract is a script."""
+
+    reads_ledger = True
+
+    async def open(self, context: AttemptContext, sources: Sources) -> "ScriptPlayer":
+        """The steps for the task, else the script's default."""
+        script = await sources.scripts.get(sources.ledger, context.contract.policy.script_digest or "")
+        return ScriptPlayer(script.tasks.get(context.task_id, script.default), name=self.name)
+
+
+class ScriptedKind(ScriptKind[ScriptedPolicy]):
+    """Kind `scripted`: a script file that was registered under a name."""
+
+    name = "scripted"
+    spec = ScriptedPolicy
+
+    async def resolve(self, policy: ScriptedPolicy, lookup: Lookup) -> dict[str, Any]:
+        """The digest of the named script."""
+        return await self.find_names(policy, lookup.require_ledger())
+
+    async def find_names(self, policy: ScriptedPolicy, ledger: Ledger) -> dict[str, Any]:
+        """The digest of the named script."""
+        return {"script_digest": await ledger.find_script(policy.script)}
+
+    def pin(self, policy: dict[str, Any], contract: PolicyContract) -> dict[str, Any]:
+        """The script by name and digest."""
+        return policy | {"script": f"{policy['script'].partition('@')[0]}@{contract.script_digest}"}
+
+
+class ScriptPlayer:
     """Plays the steps of one task."""
 
     def __init__(self, script: TaskScript | None, name: str = "scripted") -> None:
@@ -76,6 +132,6 @@ class ScriptedPolicy:
         if number > len(self._steps):
             return Answer(response=b'{"actions":[]}', model_name=self._name, latency_s=0.0)
         step = self._steps[number - 1]
-        said = json.dumps(step.model_dump(), ensure_ascii=False).encode()
+        response = json.dumps(step.model_dump(), ensure_ascii=False).encode()
         actions, terminal = split_terminal(list(step.actions))
-        return Answer(actions, terminal, step.stop, said, model_name=self._name, latency_s=0.0)
+        return Answer(actions, terminal, step.stop, response, model_name=self._name, latency_s=0.0)

@@ -14,7 +14,7 @@ from rollbook.guest.http import GUEST_PORT
 from rollbook.ledger import Ledger
 from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.policies.client import ModelClients
-from rollbook.policies.scripts import Scripts
+from rollbook.policies.scripted import Scripts
 from rollbook.sandboxes.null import NullDriver
 from rollbook.sandboxes.provider import SandboxProvider
 from rollbook.worker.wakeup import WakeUp

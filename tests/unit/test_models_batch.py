@@ -237,7 +237,7 @@ def test_what_names_meant_is_part_of_the_contract(field: str, value: Any) -> Non
 
 
 def test_all_that_was_resolved_is_tested_above() -> None:
-    assert {field for field, _ in MEANT} | {"script_digest", "parser_id"} == set(Resolved.model_fields)
+    assert {field for field, _ in MEANT} | {"script_digest", "parser_id", "policy_part"} == set(Resolved.model_fields)
 
 
 def test_a_script_is_its_digest_not_its_name() -> None:

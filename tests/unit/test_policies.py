@@ -8,8 +8,8 @@ import pytest
 from models.outcome import POLICY_STOPS
 from rollbook.errors import InvalidInput
 from rollbook.policies.base import Answer, split_terminal, summary_of
-from rollbook.policies.noop import NoopPolicy
-from rollbook.policies.scripted import ScriptedPolicy, read_script
+from rollbook.policies.noop import Waits
+from rollbook.policies.scripted import ScriptPlayer, read_script
 
 
 class Said(Exception):
@@ -45,7 +45,7 @@ async def answer(policy: Any, step: int) -> Answer:
 
 @pytest.mark.parametrize("waits", [0, 1, 3])
 async def test_noop_waits_then_says_done(waits: int) -> None:
-    policy = NoopPolicy(waits)
+    policy = Waits(waits)
     for step in range(1, waits + 1):
         said = await answer(policy, step)
         assert (said.actions, said.terminal_action) == ([], None)
@@ -71,7 +71,7 @@ SCRIPT: dict[str, Any] = {
 
 
 async def test_a_script_is_played_step_by_step() -> None:
-    policy = ScriptedPolicy(read_script(SCRIPT).tasks["t1"])
+    policy = ScriptPlayer(read_script(SCRIPT).tasks["t1"])
     first, second, third = [await answer(policy, step) for step in (1, 2, 3)]
     assert (first.actions, first.terminal_action) == (["pyautogui.click(1, 2)", "WAIT"], None)
     assert (second.actions, second.terminal_action) == (["pyautogui.press('enter')"], "DONE")
@@ -82,13 +82,13 @@ async def test_a_script_is_played_step_by_step() -> None:
 
 
 async def test_a_stop_is_reported_not_dressed_up() -> None:
-    said = await answer(ScriptedPolicy(read_script(SCRIPT).tasks["t2"]), 1)
+    said = await answer(ScriptPlayer(read_script(SCRIPT).tasks["t2"]), 1)
     assert (said.policy_stop_reason, said.terminal_action, said.actions) == ("model_response_unparseable", None, [])
     assert not said.accepted
 
 
 async def test_a_task_without_a_script_gets_no_action() -> None:
-    said = await answer(ScriptedPolicy(None), 1)
+    said = await answer(ScriptPlayer(None), 1)
     assert (said.actions, said.terminal_action) == ([], None)
 
 

@@ -11,9 +11,9 @@ from models.history import HistoryPolicy, replay_plan
 from models.identity import digest
 from models.policy import OpenAIPolicy
 from rollbook.errors import InvalidInput
+from rollbook.policies.model import parser_of
 from rollbook.policies.protocols.base import MediaRef, ModelProtocol, PastTurn, PromptInputs, ReplyView, kept_text
 from rollbook.policies.protocols.registry import PARSERS, protocol
-from rollbook.policies.resolve import parser_of
 
 SCREEN, SENT = (1920, 1080), (1280, 720)
 FIXED_2 = HistoryPolicy(name="fixed", params={"keep_images": 2})

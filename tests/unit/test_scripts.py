@@ -3,7 +3,7 @@
 from typing import Any
 
 from rollbook.ledger import Ledger
-from rollbook.policies.scripts import Scripts
+from rollbook.policies.scripted import Scripts
 
 
 class Shelf(Ledger):

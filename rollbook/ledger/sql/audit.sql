@@ -40,7 +40,7 @@ WHERE task.task_digest IS NULL OR document ->> 'id' <> planned.task_id
 SELECT coalesce(contract -> 'policy' ->> 'script_digest', '') AS subject,
     'the policy script is missing or does not have its digest' AS detail
 FROM batch LEFT JOIN policy_script ON script_digest = contract -> 'policy' ->> 'script_digest'
-WHERE batch_id = :batch_id AND contract -> 'policy' ->> 'kind' IN ('scripted', 'replay')
+WHERE batch_id = :batch_id AND contract -> 'policy' -> 'script_digest' IS NOT NULL
     AND (script_digest IS NULL OR script_digest <> encode(sha256(convert_to(body::text, 'UTF8')), 'hex'));
 
 -- name: attempts
