@@ -12,7 +12,8 @@ from rollbook.errors import InvalidInput
 from rollbook.ledger.records import Claim
 from rollbook.ledger.selection import Member, select_tasks
 from rollbook.policies.registry import contract_for, resolve_policy
-from rollbook.sandboxes.docker.image import image_tag
+from rollbook.sandboxes.provider import ProviderKind, SandboxProvider
+from rollbook.sandboxes.registry import provider_kind
 from rollbook.worker.services import Services
 
 START_SLACK_S = 120.0
@@ -68,34 +69,35 @@ class LedgerActivities:
     async def _resolve(self, spec: BatchSpec) -> Resolved:
         """What the names in the spec mean now."""
         meant = await resolve_policy(spec, self._services.ledger, endpoints=self._services.models.names, register=True)
-        if spec.desktop.provider not in self._services.providers:
+        kind = provider_kind(spec.desktop.provider)
+        provider = self._services.providers.get(kind.name)
+        if provider is None:
             raise InvalidInput(
-                f"desktop.provider: no worker here has {spec.desktop.provider!r}; there is "
-                f"{', '.join(sorted(self._services.providers))} (the do-nothing desktop: ROLLBOOK_ALLOW_NULL_DESKTOP=1)"
+                f"desktop.provider: no worker here offers {kind.name!r}; there is "
+                f"{', '.join(sorted(self._services.providers))}{f' ({kind.enable_hint})' if kind.enable_hint else ''}"
             )
-        if spec.desktop.provider == "null":
-            return Resolved(**meant, evaluator_revision="null", null_desktop=True)
+        if kind.simulated_revision is not None:
+            return Resolved(**meant, evaluator_revision=kind.simulated_revision, null_desktop=True)
         evaluator = self._services.evaluator
         return Resolved(
             **meant,
-            desktop_image=await self._image(spec),
+            desktop_image=await self._image(spec, kind, provider),
             evaluator_revision=None if evaluator is None else evaluator.revision,
         )
 
-    async def _image(self, spec: BatchSpec) -> str:
+    async def _image(self, spec: BatchSpec, kind: ProviderKind, provider: SandboxProvider) -> str:
         """The desktop's image; one that was named must be there, or every rollout would wait for it in vain.
 
         Only a worker that starts desktops itself can look; behind other queues they may run on another host.
         """
         settings = self._services.settings
-        image = spec.desktop.image or settings.desktop_image
+        image, field = spec.desktop.image, "desktop.image" if spec.desktop.image else None
         if image is None:
-            return image_tag(spec.desktop.variant)
-        if settings.task_queue_desktop == settings.task_queue_orchestrate:
-            problem = await self._services.provider(spec.desktop.provider).find_image(image)
-            if problem is not None:
-                field = "desktop.image" if spec.desktop.image else "ROLLBOOK_DESKTOP_IMAGE"
-                raise InvalidInput(f"{field}: {image!r} is not on the Docker host and could not be pulled ({problem})")
+            image, field = kind.default_image(settings, spec.desktop.variant)
+        if field is None or settings.task_queue_desktop != settings.task_queue_orchestrate:
+            return image
+        if problem := await provider.find_image(image):
+            raise InvalidInput(f"{field}: {image!r} {problem}")
         return image
 
     async def _require_web(self, spec: BatchSpec) -> None:

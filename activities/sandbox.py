@@ -9,10 +9,10 @@ from activities.support import Activities, beating, implements, is_current_try, 
 from models.activities import RENEW_LEASE, START_SANDBOX, STOP_SANDBOX
 from models.episode import AttemptRef, DesktopRef
 from models.task import needs_web
-from rollbook.errors import Fenced, RollbookError, SandboxLost
-from rollbook.guest.http import GUEST_PORT, read_nonce
+from rollbook.errors import Fenced, SandboxLost
 from rollbook.ledger.records import AttemptContext
-from rollbook.sandboxes.provider import SandboxSpec, remove_sandbox
+from rollbook.sandboxes.provider import SandboxProvider, SandboxSpec, remove_sandbox
+from rollbook.sandboxes.registry import provider_kind
 from rollbook.worker.services import Services
 
 
@@ -31,8 +31,8 @@ class SandboxActivities:
         """Find this attempt's desktop or create it, and wait until it shows a screen."""
         services = self._services
         context = await services.ledger.attempt_context(attempt, run_id())
-        spec = self._spec(context)
         provider = services.provider(context.contract.desktop.provider)
+        spec = self._spec(context, provider)
         lease_s = services.settings.lease_s
         await services.ledger.sandbox_intent(
             attempt,
@@ -48,9 +48,9 @@ class SandboxActivities:
                 provider=provider.name,
                 sandbox_id=handle.sandbox_id,
                 sandbox_key=handle.key,
-                nonce=await self._nonce(provider.name, handle.sandbox_id),
+                nonce=await provider.nonce(handle.sandbox_id),
                 isolation=handle.isolation,
-                view_url=await self._view_url(provider.name, handle.sandbox_id, handle.vnc_port),
+                view_url=await provider.view_url(handle.sandbox_id),
             )
         try:
             await services.ledger.sandbox_started(attempt, run_id(), desktop, lease_s=lease_s)
@@ -96,7 +96,7 @@ class SandboxActivities:
         if lease is not None and (lease.state == "stopped" or not lease.attempt_open):
             await self._services.provider(desktop.provider).stop(desktop.sandbox_id)
 
-    def _spec(self, context: AttemptContext) -> SandboxSpec:
+    def _spec(self, context: AttemptContext, provider: SandboxProvider) -> SandboxSpec:
         settings = self._services.settings
         desktop = context.contract.desktop
         opened = desktop.egress == "open" or (desktop.egress == "auto" and needs_web(context.task))
@@ -106,10 +106,11 @@ class SandboxActivities:
             attempt=context.attempt_index,
             batch=context.batch_id,
             image=context.contract.resolved.desktop_image or "none",
-            image_field="desktop.image" if desktop.image else "ROLLBOOK_DESKTOP_IMAGE, or the image of `make setup`",
+            image_field="desktop.image" if desktop.image else provider_kind(provider.name).default_image_source,
             screen=desktop.screen,
             egress="open" if opened else "none",
             env=self._environment(),
+            vnc_port=provider.vnc_port,
             ready_timeout_s=settings.ready_timeout_s,
             cleanup_timeout_s=settings.cleanup_timeout_s,
         )
@@ -117,18 +118,3 @@ class SandboxActivities:
     def _environment(self) -> dict[str, str]:
         password = self._services.settings.vnc_password
         return {} if password is None else {"VNC_PASSWORD": password.get_secret_value()}
-
-    async def _nonce(self, provider: str, sandbox_id: str) -> str:
-        if provider == "null":
-            return "null"
-        endpoint = await self._services.provider(provider).endpoint(sandbox_id, GUEST_PORT)
-        return await read_nonce(endpoint, 10)
-
-    async def _view_url(self, provider: str, sandbox_id: str, port: int) -> str:
-        if provider == "null":
-            return ""
-        try:
-            endpoint = await self._services.provider(provider).endpoint(sandbox_id, port)
-        except RollbookError:
-            return ""  # the live view is a convenience
-        return f"{endpoint.url.rstrip('/')}/vnc.html?autoconnect=1&resize=scale&view_only=1"

@@ -30,7 +30,9 @@ async def run(desktops: int) -> list[Figure]:
     stops: list[float] = []
     try:
         for number in range(desktops):
-            spec = SandboxSpec(deployment=deployment, rollout=f"bench/{number}", attempt=1, image=image)
+            spec = SandboxSpec(
+                deployment=deployment, rollout=f"bench/{number}", attempt=1, image=image, vnc_port=provider.vnc_port
+            )
             began = time.monotonic()
             handle = await provider.create(spec)
             starts.append((time.monotonic() - began) * 1000)

@@ -50,8 +50,8 @@ class Settle(Input):
 class DesktopSpec(Input):
     """Which desktop the rollouts run on."""
 
-    provider: Literal["docker", "null"] = "docker"
-    """`null` is the do-nothing desktop of benchmarks and rehearsals; workers refuse it unless told otherwise."""
+    provider: str = Field(default="docker", min_length=1, max_length=64)
+    """Name of a registered sandbox provider; `null` is the do-nothing desktop of benchmarks and rehearsals."""
     variant: Literal["slim"] = "slim"
     image: str | None = None
     """A full image reference instead of the built variant; None takes the worker's build of `variant`."""

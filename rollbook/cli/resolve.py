@@ -30,6 +30,9 @@ async def resolve(found: Settings, batch_id: str, spec: BatchSpec) -> dict[str, 
 
 
 async def _resolved(found: Settings, spec: BatchSpec) -> tuple[Resolved, list[str]]:
+    from rollbook.sandboxes.registry import provider_kind  # slow to import
+
+    kind = provider_kind(spec.desktop.provider)
     unknown: list[str] = []
     meant: dict[str, Any] = {}
     if policy_kind(spec.policy.kind).reads_ledger:
@@ -40,18 +43,13 @@ async def _resolved(found: Settings, spec: BatchSpec) -> tuple[Resolved, list[st
             unknown.append(str(error))
     else:
         meant = await resolve_policy(spec, None)
-    if spec.desktop.provider == "null":
-        return Resolved(**meant, evaluator_revision="null", null_desktop=True), unknown
+    if kind.simulated_revision is not None:
+        return Resolved(**meant, evaluator_revision=kind.simulated_revision, null_desktop=True), unknown
     revision = await _evaluator_revision()
     if revision is None:
         unknown.append("the evaluator is not installed here (`make setup`)")
-    return Resolved(**meant, desktop_image=_image(found, spec), evaluator_revision=revision), unknown
-
-
-def _image(found: Settings, spec: BatchSpec) -> str:
-    from rollbook.sandboxes.docker.image import image_tag
-
-    return spec.desktop.image or found.desktop_image or image_tag(spec.desktop.variant)
+    image = spec.desktop.image or kind.default_image(found, spec.desktop.variant).name
+    return Resolved(**meant, desktop_image=image, evaluator_revision=revision), unknown
 
 
 async def _evaluator_revision() -> str | None:

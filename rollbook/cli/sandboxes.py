@@ -1,7 +1,5 @@
 """`sandboxes`: desktops of this deployment, as the ledger's leases and the providers see them."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
@@ -17,6 +15,7 @@ from rollbook.cli.state import age_s
 from rollbook.config.settings import Settings
 from rollbook.ledger import Ledger
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxProvider, remove_sandbox
+from rollbook.sandboxes.registry import opened_providers
 
 sandboxes = typer.Typer(no_args_is_help=True, help="List and reap desktops of this deployment.")
 
@@ -41,7 +40,7 @@ def reap(
 
 async def _list(as_json: bool) -> int:
     found = settings()
-    async with open_ledger(found) as ledger, open_providers(found) as providers:
+    async with open_ledger(found) as ledger, opened_providers(found) as providers:
         desktops = await survey(found, ledger, providers)
     if as_json:
         print_json([asdict(desktop) for desktop in desktops])
@@ -71,7 +70,7 @@ def _print(desktops: list[Desktop]) -> None:
 
 async def _reap(dry_run: bool, unknown: bool, as_json: bool) -> int:
     found = settings()
-    async with open_ledger(found) as ledger, open_providers(found) as providers:
+    async with open_ledger(found) as ledger, opened_providers(found) as providers:
         desktops = await survey(found, ledger, providers)
         verdicts = {"orphan", "unknown"} if unknown else {"orphan"}
         unneeded = [desktop for desktop in desktops if desktop.verdict in verdicts]
@@ -90,21 +89,6 @@ async def _reap(dry_run: bool, unknown: bool, as_json: bool) -> int:
 async def _remove(ledger: Ledger, provider: SandboxProvider, desktop: Desktop) -> None:
     await remove_sandbox(provider, desktop)
     await ledger.sandbox_stopped(desktop.sandbox_key, reason=f"reaped by hand: {desktop.why}")
-
-
-@asynccontextmanager
-async def open_providers(found: Settings) -> AsyncIterator[dict[str, SandboxProvider]]:
-    """Where this deployment's desktops can be."""
-    from rollbook.sandboxes.docker.provider import DockerProvider  # slow to import
-
-    providers: dict[str, SandboxProvider] = {
-        "docker": DockerProvider(found.deployment_id, max_desktops=found.max_desktops)
-    }
-    try:
-        yield providers
-    finally:
-        for provider in providers.values():
-            await provider.close()
 
 
 async def survey(found: Settings, ledger: Ledger, providers: dict[str, SandboxProvider]) -> list[Desktop]:

@@ -8,20 +8,25 @@ import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from models.episode import DesktopRequest
 from models.outcome import Infra, TerminalAction
-from rollbook.desktop.driver import Files, Job, Keep, Note, Scored
+from rollbook.desktop.driver import Driver, Files, Job, Keep, Note, Scored
 from rollbook.desktop.journal import ActionResult
 from rollbook.desktop.observe import RawObservation
 from rollbook.errors import InvalidInput, SandboxLost, SetupFailed
 from rollbook.guest.http import Endpoint, OnProgress
+from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.sandboxes.provider import (
     IsOwner,
+    ProviderKind,
     SandboxHandle,
     SandboxInfo,
+    SandboxProvider,
     SandboxSpec,
     SandboxStatus,
     always_owner,
     ignore_progress,
+    require_deployment,
 )
 
 PIXEL = bytes.fromhex(
@@ -80,7 +85,7 @@ class NullDriver:
         return hashlib.sha256(f"{seed}:{self._key}:{what}".encode()).digest()[0] % 16 if seed else 5
 
 
-class NullProvider:
+class NullProvider(SandboxProvider):
     """Sandboxes that are only names."""
 
     name = "null"
@@ -88,7 +93,7 @@ class NullProvider:
     async def create(
         self, spec: SandboxSpec, on_progress: OnProgress = ignore_progress, is_owner: IsOwner = always_owner
     ) -> SandboxHandle:
-        """A handle for the key."""
+        """Return a handle for the key."""
         return SandboxHandle(
             provider=self.name,
             sandbox_id=f"null-{spec.key}",
@@ -104,7 +109,7 @@ class NullProvider:
 
     async def endpoint(self, sandbox_id: str, port: int) -> Endpoint:
         """There is no guest to reach."""
-        raise InvalidInput(f"the do-nothing desktop has no port {port}")
+        raise InvalidInput(f"port: the do-nothing desktop has no port {port}")
 
     async def stop(self, sandbox_id: str) -> None:
         """Nothing to stop."""
@@ -115,14 +120,26 @@ class NullProvider:
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
         """Nothing runs."""
+        require_deployment(labels)
         return []
 
     async def find_image(self, image: str) -> str | None:
-        """Every image will do: none is used."""
+        """Accept every image: none is used."""
         return None
 
-    async def tidy(self) -> None:
-        """There is nothing beside."""
+    async def driver(self, request: DesktopRequest, evaluator: EvaluatorEnv | None) -> Driver:
+        """Return a driver that pretends."""
+        return NullDriver(request.attempt.rollout_key, request.attempt.attempt_index)
 
-    async def close(self) -> None:
-        """Nothing to close."""
+    async def nonce(self, sandbox_id: str) -> str:
+        """There is no guest that could be replaced."""
+        return self.name
+
+
+KIND = ProviderKind(
+    name="null",
+    open=lambda settings, timeout_s: NullProvider(),
+    enabled=lambda settings: settings.allow_null_desktop,
+    enable_hint="set ROLLBOOK_ALLOW_NULL_DESKTOP=1 for benchmarks and rehearsals",
+    simulated_revision=REVISION,
+)

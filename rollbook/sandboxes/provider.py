@@ -1,15 +1,25 @@
-"""What every sandbox provider promises, and the small objects that pass between it and its callers (DESIGN §7)."""
+"""The interface of sandbox providers, and the values that pass between a provider and its callers."""
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal, Protocol
+from functools import partial
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from models.episode import DesktopRequest
 from models.identity import sandbox_key
-from rollbook.guest.http import SERVICE_PORTS, Endpoint, OnProgress
+from rollbook.config.findings import Check
+from rollbook.config.settings import Settings
+from rollbook.desktop.driver import Driver
+from rollbook.desktop.http_driver import HttpDriver
+from rollbook.errors import InvalidInput, RollbookError
+from rollbook.guest.http import GUEST_PORT, SERVICE_PORTS, Endpoint, OnProgress, read_nonce
+from rollbook.osworld.environment import EvaluatorEnv
 
 LABEL_DEPLOYMENT = "rollbook.deployment"
 LABEL_KEY = "rollbook.key"
@@ -17,6 +27,8 @@ LABEL_ROLLOUT = "rollbook.rollout"
 LABEL_ATTEMPT = "rollbook.attempt"
 LABEL_BATCH = "rollbook.batch"
 LABEL_EXPIRES = "rollbook.expires_at"
+
+NONCE_TIMEOUT_S = 10.0
 
 
 def ignore_progress(note: str) -> None:
@@ -68,12 +80,12 @@ class SandboxSpec(BaseModel):
     egress: Literal["none", "open"] = "none"
     """Whether the guest may reach the internet."""
     env: Mapping[str, str] = Field(default_factory=dict)
-    vnc_port: int = Field(default=8006, ge=1, le=65535)
-    """The guest's port with the live view: 8006 on Docker, 6901 on E2B."""
+    vnc_port: int = Field(ge=1, le=65535)
+    """The guest's port with the live view: the provider's `vnc_port`."""
     ready_timeout_s: float = Field(default=600.0, gt=0)
     ready_poll_s: float = Field(default=0.2, gt=0)
     cleanup_timeout_s: float = Field(default=120.0, gt=0)
-    """How long the cleanup after a failed start is waited for (upstream contract §6.2)."""
+    """How long the cleanup after a failed start is waited for."""
     ttl_s: float = Field(default=7200.0, gt=0)
     """Upper bound of the desktop's life; the lease in the ledger is what counts."""
 
@@ -127,7 +139,7 @@ class SandboxHandle(BaseModel):
     """What the image name meant when the desktop was created."""
     vnc_port: int
     isolation: Literal["partial", "full"] = "partial"
-    """`full` only where the guest is known to be unable to reach its host (DESIGN §7)."""
+    """`full` only where the guest is known to be unable to reach its host ."""
 
 
 class SandboxStatus(StrEnum):
@@ -154,46 +166,141 @@ class SandboxInfo:
     labels: Mapping[str, str]
 
 
-class SandboxProvider(Protocol):
-    """Creates, finds and removes desktops. Every method may be repeated, and raises ProviderUnavailable (but for
-    `status`) when the provider does not answer: that proves nothing about any sandbox.
+class Removed(NamedTuple):
+    """How much of a deployment was removed."""
+
+    desktops: int
+    networks: int
+
+
+class SandboxProvider(ABC):
+    """Creates, finds and removes desktops of one deployment.
+
+    Every method may be repeated, and raises ProviderUnavailable (`status` excepted) when the provider does not answer:
+    that proves nothing about any sandbox. A provider implements the abstract methods; the others suit any guest that
+    runs OSWorld's server on port 5000. `tests/conformance/test_providers.py` checks every registered provider.
     """
 
     name: str
+    vnc_port: ClassVar[int] = 8006
+    """The guest's port with the live view."""
+    view_path: ClassVar[str] = "/vnc.html?autoconnect=1&resize=scale&view_only=1"
+    """Path of the live view on that port; the default is noVNC's."""
 
+    @abstractmethod
     async def create(
         self, spec: SandboxSpec, on_progress: OnProgress = ignore_progress, is_owner: IsOwner = always_owner
     ) -> SandboxHandle:
         """Find the sandbox of `spec.key` or create it, and wait until it shows a screenshot.
 
         On failure, cancellation included, whatever carries the key is removed within `cleanup_timeout_s`, unless
-        `is_owner` says no or cannot say; the original error is raised. Raises CapacityBusy, SandboxStartFailed,
+        `is_owner` returns False or fails; the original error is raised. Raises CapacityBusy, SandboxStartFailed,
         ProviderUnavailable.
         """
 
+    @abstractmethod
     async def status(self, sandbox_id: str) -> SandboxStatus:
-        """Never raises: an error of the provider is `unknown`."""
+        """Return what is known of the sandbox. Never raises: an error of the provider is `unknown`."""
 
+    @abstractmethod
     async def endpoint(self, sandbox_id: str, port: int) -> Endpoint:
-        """Where a declared port is reached. Raises InvalidInput for another port, SandboxLost for a dead sandbox."""
+        """Return where a declared port is reached. Raises InvalidInput for another port, SandboxLost for a dead
+        sandbox."""
 
+    @abstractmethod
     async def stop(self, sandbox_id: str) -> None:
         """Remove the sandbox; success when it is gone already. ProviderUnavailable when that cannot be confirmed."""
 
+    @abstractmethod
     async def stop_key(self, key: str) -> int:
         """Remove everything that carries `key`, until nothing has appeared for a while; returns how many."""
 
+    @abstractmethod
     async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
-        """Sandboxes with all of `labels`, which must name the deployment. Never a partial list."""
+        """Return the sandboxes with all of `labels`, which must name the deployment. Never a partial list."""
 
+    @abstractmethod
     async def find_image(self, image: str) -> str | None:
-        """None when sandboxes can be made of `image`, fetched first if need be; else why it cannot be had."""
+        """Return None when sandboxes can be created from `image`, fetched first if need be; else the reason."""
 
-    async def tidy(self) -> None:
-        """Remove what the provider keeps for this deployment beside sandboxes, if there are none now."""
+    async def driver(self, request: DesktopRequest, evaluator: EvaluatorEnv | None) -> Driver:
+        """Return the driver of an attempt's desktop. Raises SandboxLost for a dead sandbox."""
+        endpoint = partial(self.endpoint, request.desktop.sandbox_id)
+        return HttpDriver(request.desktop, await endpoint(GUEST_PORT), evaluator, endpoint)
 
-    async def close(self) -> None:
+    async def nonce(self, sandbox_id: str) -> str:
+        """Return the boot identity of the guest: another value later means that another guest answers."""
+        return await read_nonce(await self.endpoint(sandbox_id, GUEST_PORT), NONCE_TIMEOUT_S)
+
+    async def view_url(self, sandbox_id: str) -> str:
+        """Return the URL of the live view, without a password; empty without one."""
+        try:
+            endpoint = await self.endpoint(sandbox_id, self.vnc_port)
+        except RollbookError:
+            return ""  # the live view is a convenience: an attempt runs without it
+        return f"{endpoint.url.rstrip('/')}{self.view_path}"
+
+    async def tidy(self) -> int:
+        """Remove what the provider keeps for this deployment besides sandboxes (networks), if it has no sandbox;
+        returns how many."""
+        return 0
+
+    async def remove_all(self, deployment: str) -> Removed:
+        """Remove every sandbox of `deployment`, then what else it kept."""
+        desktops = 0
+        # Until a listing is empty: a worker killed a moment ago may have left a creation on its way.
+        while rows := await self.list({LABEL_DEPLOYMENT: deployment}):
+            await asyncio.gather(*(self.stop(row.sandbox_id) for row in rows))
+            desktops += len(rows)
+        return Removed(desktops, await self.tidy())
+
+    async def close(self) -> None:  # noqa: B027
         """Release connections and threads; sandboxes stay."""
+
+
+class DefaultImage(NamedTuple):
+    """The image of a spec that names none."""
+
+    name: str
+    setting: str | None
+    """The setting that names it; None when the provider builds it."""
+
+
+def _always(settings: Settings) -> bool:
+    return True
+
+
+def _no_image(settings: Settings, variant: str) -> DefaultImage:
+    return DefaultImage("none", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProviderKind:
+    """What a provider registers: read by workers, CLI, doctor, `down`, `ps` and the validation of specs."""
+
+    name: str
+    """As specs write it in `desktop.provider`."""
+    open: Callable[[Settings, float], SandboxProvider]
+    """Open the provider for the deployment of the settings; the number is the timeout of one request in seconds. Must
+    not raise because the provider is down."""
+    enabled: Callable[[Settings], bool] = _always
+    """Whether a worker with these settings offers it."""
+    enable_hint: str = ""
+    """The setting to change where it is not enabled."""
+    default_image: Callable[[Settings, str], DefaultImage] = _no_image
+    """The image for a `desktop.variant`, where the spec names none."""
+    default_image_source: str = "the provider's default image"
+    """Where that image comes from, for error messages."""
+    simulated_revision: str | None = None
+    """For a provider without real desktops: recorded as the evaluator's revision, since its scores mean nothing."""
+    checks: tuple[Callable[[Settings], Check], ...] = ()
+    """Examinations of this machine for `rollbook doctor`."""
+
+
+def require_deployment(labels: Mapping[str, str]) -> None:
+    """Raise InvalidInput for labels of a listing that would show sandboxes of every deployment."""
+    if not labels.get(LABEL_DEPLOYMENT):
+        raise InvalidInput(f"labels: {LABEL_DEPLOYMENT} is required; a listing must not show other deployments")
 
 
 class LeaseLike(Protocol):

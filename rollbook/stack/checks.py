@@ -1,9 +1,6 @@
 """Judgements of `rollbook doctor` about this machine, the Docker engine aside: one function each."""
 
-from typing import Literal
-
-from pydantic import BaseModel
-
+from rollbook.config.findings import DISK_COMFORT_GB, SETUP, Check, Level, disk_level, free_gb, level_of
 from rollbook.config.settings import Settings
 from rollbook.config.unknown_names import unknown_names
 from rollbook.stack import facts
@@ -12,22 +9,8 @@ from rollbook.stack.postgres import binaries
 from rollbook.stack.state import StateDir
 from rollbook.stack.temporal_server import temporal_binary
 
-Level = Literal["ok", "warn", "fail"]
-
-DISK_NEEDED_GB = 5.0
-DISK_COMFORT_GB = 15.0
 MEMORY_NEEDED_GB = 3.0
 MEMORY_COMFORT_GB = 6.0
-SETUP = "run `make setup`"
-
-
-class Check(BaseModel):
-    """One finding. `fail` means that episodes cannot run here; `warn` that something is limited or not made yet."""
-
-    name: str
-    level: Level
-    found: str
-    fix: str | None = None
 
 
 def check_settings(settings: Settings) -> Check:
@@ -112,28 +95,17 @@ def check_state_dir(settings: Settings) -> Check:
 
 def check_disk(settings: Settings) -> Check:
     """Room for ledger, histories and artifacts."""
-    free = facts.free_gb(settings.state_dir)
+    free = free_gb(settings.state_dir)
     fix = f"free {DISK_COMFORT_GB:.0f} GB there, or move ROLLBOOK_STATE_DIR"
     return Check(name="disk", level=disk_level(free), found=f"{free:.1f} GB free at {settings.state_dir}", fix=fix)
-
-
-def disk_level(free_gb: float) -> Level:
-    """How much free space is enough."""
-    return _level(free_gb, DISK_NEEDED_GB, DISK_COMFORT_GB)
 
 
 def check_memory(settings: Settings) -> Check:
     """Memory for desktops."""
     available = facts.available_memory_gb()
     found = f"{available:.1f} GB available for up to {settings.max_desktops} desktops"
-    level = _level(available, MEMORY_NEEDED_GB, MEMORY_COMFORT_GB)
+    level = level_of(available, MEMORY_NEEDED_GB, MEMORY_COMFORT_GB)
     return Check(name="memory", level=level, found=found, fix="free memory, or lower ROLLBOOK_MAX_DESKTOPS")
-
-
-def _level(value: float, needed: float, comfort: float) -> Level:
-    if value < needed:
-        return "fail"
-    return "warn" if value < comfort else "ok"
 
 
 def check_ports(settings: Settings) -> Check:

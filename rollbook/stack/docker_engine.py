@@ -13,11 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import docker
-from docker.errors import DockerException
 from pydantic import ValidationError
 
 from rollbook.config.settings import Settings
+from rollbook.sandboxes.docker.checks import dockerd, engine_fix, engine_problem
 from rollbook.stack.children import StackError
 from rollbook.stack.processes import ProcessRef, stop_process
 from rollbook.stack.state import StateDir
@@ -36,24 +35,11 @@ async def ensure_engine(settings: Settings, log: Log = print) -> None:
         return
     if os.environ.get("DOCKER_HOST") or os.geteuid() != 0:
         raise StackError(f"no Docker engine answers ({problem}): {engine_fix(problem)}")
-    if _dockerd() is None:
+    if dockerd() is None:
         await asyncio.to_thread(_install, settings, log)
     await asyncio.to_thread(_start, settings, log)
     await _wait_engine(settings)
     log("the Docker engine runs")
-
-
-def engine_problem() -> str | None:
-    """None if the engine answers, else why not, in one line."""
-    try:
-        client = docker.from_env(timeout=10)
-        try:
-            client.ping()
-        finally:
-            client.close()
-    except (DockerException, OSError) as error:
-        return str(error).splitlines()[0]
-    return None
 
 
 async def stop_engine(settings: Settings, log: Log = print) -> None:
@@ -72,23 +58,6 @@ async def stop_engine(settings: Settings, log: Log = print) -> None:
 
 def _record(settings: Settings) -> Path:
     return StateDir.of(settings).root / "engine.json"
-
-
-def engine_fix(problem: str) -> str:
-    """What the user can do about `problem`."""
-    if os.environ.get("DOCKER_HOST"):
-        return "start the engine that DOCKER_HOST names, or unset DOCKER_HOST"
-    if os.geteuid() == 0:
-        return "`rollbook up` starts it, or installs it first on Debian and Ubuntu"
-    if "Permission denied" in problem:
-        return "`sudo usermod -aG docker $USER`, then log in again"
-    if _dockerd() is None:
-        return "`sudo apt-get install docker.io` and `sudo usermod -aG docker $USER`, then log in again"
-    return "`sudo systemctl start docker`"
-
-
-def _dockerd() -> str | None:
-    return shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
 def _install(settings: Settings, log: Log) -> None:
@@ -122,7 +91,7 @@ def _start(settings: Settings, log: Log) -> None:
     with _log_file(settings).open("ab") as output:
         # --fork: the engine is nobody's child, so it outlives us and leaves no zombie.
         subprocess.run(
-            ["setsid", "--fork", _dockerd() or "dockerd"],
+            ["setsid", "--fork", dockerd() or "dockerd"],
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=output,

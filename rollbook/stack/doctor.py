@@ -1,4 +1,4 @@
-"""`rollbook doctor`: what this machine lacks, and how to mend it."""
+"""`rollbook doctor`: missing requirements of this machine and their fixes."""
 
 import asyncio
 import json
@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 from docker.errors import DockerException
 
+from rollbook.config.findings import Check
 from rollbook.config.settings import Settings
 from rollbook.errors import RollbookError
-from rollbook.stack import checks, checks_docker
-from rollbook.stack.checks import Check
+from rollbook.sandboxes.registry import provider_kinds
+from rollbook.stack import checks
 
 Examination = Callable[[Settings], Check]
 
@@ -19,9 +20,6 @@ EXAMINATIONS: tuple[Examination, ...] = (
     checks.check_python,
     checks.check_servers,
     checks.check_uv,
-    checks_docker.check_engine,
-    checks_docker.check_image,
-    checks_docker.check_docker_disk,
     checks.check_sandbox,
     checks.check_evaluator,
     checks.check_state_dir,
@@ -34,7 +32,13 @@ EXAMINATIONS: tuple[Examination, ...] = (
 
 async def doctor(settings: Settings) -> list[Check]:
     """Look at everything the local stack and its desktops need. Changes nothing."""
-    return list(await asyncio.gather(*(_guarded(examine, settings) for examine in EXAMINATIONS)))
+    return list(await asyncio.gather(*(_guarded(examine, settings) for examine in examinations(settings))))
+
+
+def examinations(settings: Settings) -> list[Examination]:
+    """The checks of this machine, and those of every sandbox provider that the settings enable."""
+    providers = [kind for kind in provider_kinds() if kind.enabled(settings)]
+    return [*EXAMINATIONS, *(check for kind in providers for check in kind.checks)]
 
 
 def print_checks(checks: list[Check], as_json: bool = False) -> int:

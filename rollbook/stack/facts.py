@@ -4,10 +4,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import docker
-from docker.errors import ImageNotFound
 
 
 def python_version() -> tuple[int, int, int]:
@@ -19,13 +15,6 @@ def uv() -> str | None:
     """Path of the program uv: beside our Python, or on the PATH."""
     beside = Path(sys.executable).parent / "uv"
     return str(beside) if beside.exists() else shutil.which("uv")
-
-
-def free_gb(place: Path) -> float:
-    """Free space of the file system that `place` is on, or will be on once it is made."""
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free / 1e9
 
 
 def available_memory_gb() -> float:
@@ -48,23 +37,3 @@ def bubblewrap_problem() -> str | None:
 def kernel_switch(path: str) -> str | None:
     """Value of a file below /proc/sys; None where this kernel has no such switch."""
     return Path(path).read_text().strip() if Path(path).exists() else None
-
-
-def engine_info() -> dict[str, Any]:
-    """What the Docker engine says about itself."""
-    client = docker.from_env(timeout=10)
-    try:
-        return dict(client.info())
-    finally:
-        client.close()
-
-
-def image_mb(tag: str) -> float | None:
-    """Size of an image on the engine; None when it is not there."""
-    client = docker.from_env(timeout=10)
-    try:
-        return float(client.images.get(tag).attrs["Size"]) / 1e6
-    except ImageNotFound:
-        return None
-    finally:
-        client.close()

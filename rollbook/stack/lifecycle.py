@@ -8,12 +8,11 @@ import sys
 import time
 from collections.abc import Callable
 
-from docker.errors import DockerException
-
 from rollbook.config.settings import Settings
 from rollbook.config.unknown_names import unknown_names
+from rollbook.errors import ProviderUnavailable
 from rollbook.stack.children import StackError
-from rollbook.stack.containers import remove_deployment
+from rollbook.stack.containers import remove_desktops
 from rollbook.stack.docker_engine import ensure_engine, stop_engine
 from rollbook.stack.leftovers import stop_leftovers
 from rollbook.stack.processes import stop_process, wait_gone
@@ -114,23 +113,22 @@ async def down(settings: Settings, log: Log = print, engine: bool = False) -> No
             await stop_leftovers(state, log)
             _forget_processes(state)
             state_dir.write(state)
-    # The stack's own id, should the setting have changed since it was started.
-    await _remove_desktops(settings.deployment_id if state is None else state.deployment_id, state_dir, log)
+    own = settings if state is None else state.settings_of(settings)
+    await _remove_desktops(own, state_dir, log)
     if engine:
         await stop_engine(settings, log)
 
 
-async def _remove_desktops(deployment_id: str, state_dir: StateDir, log: Log) -> None:
+async def _remove_desktops(settings: Settings, state_dir: StateDir, log: Log) -> None:
     try:
-        removed = await remove_deployment(deployment_id)
-    except (DockerException, OSError) as error:
+        removed = await remove_desktops(settings)
+    except ProviderUnavailable as error:
         if not state_dir.engine_used.exists():  # a stack without an engine has no desktops here
             log("the stack is down")
             return
         raise StackError(
-            f"every process is stopped, but the Docker engine does not answer ({str(error).splitlines()[0]}): "
-            f"desktops of {deployment_id} may be left; start the engine, or mend DOCKER_HOST, and run "
-            "`rollbook down` again"
+            f"every process is stopped, but {str(error).splitlines()[0]}; desktops of {settings.deployment_id} may be "
+            "left: start the engine, or correct DOCKER_HOST, and run `rollbook down` again"
         ) from error
     state_dir.engine_used.unlink(missing_ok=True)
     words = [f"{number} {what} removed" for number, what in zip(removed, removed._fields, strict=True) if number]

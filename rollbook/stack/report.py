@@ -40,13 +40,13 @@ class StackReport(BaseModel):
     deployment_id: str
     processes: list[ProcessRow]
     desktops: int | None
-    """Containers of this deployment; None if no Docker engine answers."""
+    """Desktops of this deployment; None if a sandbox provider does not answer."""
 
 
 async def ps(settings: Settings) -> StackReport:
     """Look at every process of the stack. Never raises because something is down."""
     state = StateDir.of(settings).read()
-    desktops = await count_desktops(settings.deployment_id if state is None else state.deployment_id)
+    desktops = await count_desktops(settings if state is None else state.settings_of(settings))
     if state is None:
         return StackReport(
             healthy=False,

@@ -62,6 +62,10 @@ class StackState(BaseModel):
     """Ledger URL of the embedded Postgres; None when the ledger is elsewhere (`ROLLBOOK_DATABASE_URL`)."""
     artifact_base_url: str | None = None
 
+    def settings_of(self, settings: Settings) -> Settings:
+        """The settings with the deployment of this stack, should that have changed since the stack was started."""
+        return settings.model_copy(update={"deployment_id": self.deployment_id})
+
     def running(self) -> bool:
         """True while the supervisor lives and has not given up."""
         return self.phase in ("starting", "ready") and self.supervisor is not None and self.supervisor.alive()

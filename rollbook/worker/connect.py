@@ -9,9 +9,7 @@ from rollbook.ledger import Ledger
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment
 from rollbook.policies.client import ModelClients
 from rollbook.redaction import register_settings
-from rollbook.sandboxes.docker.provider import DockerProvider
-from rollbook.sandboxes.null import NullProvider
-from rollbook.sandboxes.provider import SandboxProvider
+from rollbook.sandboxes.registry import open_enabled
 from rollbook.worker.services import Services
 
 
@@ -27,18 +25,11 @@ async def open_services(settings: Settings, role: str = "all") -> Services:
         settings=settings,
         ledger=Ledger.connect(ledger_url(settings), pool_size=settings.ledger_connections),
         artifacts=ArtifactStore.open(settings.artifacts),
-        providers=_providers(settings),
+        providers=open_enabled(settings),
         evaluator=await _evaluator(role),
         artifact_base_url=artifact_base_url(settings) or "",
         models=ModelClients.from_settings(settings),
     )
-
-
-def _providers(settings: Settings) -> dict[str, SandboxProvider]:
-    found: list[SandboxProvider] = [DockerProvider(settings.deployment_id, max_desktops=settings.max_desktops)]
-    if settings.allow_null_desktop:
-        found.append(NullProvider())
-    return {provider.name: provider for provider in found}
 
 
 async def _evaluator(role: str) -> EvaluatorEnv | None:

@@ -1,4 +1,4 @@
-"""What a worker's activities stand on, opened once per process."""
+"""The connections that a worker's activities use, opened once per process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,15 +8,13 @@ from models.episode import DesktopRequest
 from rollbook.artifacts import ArtifactStore
 from rollbook.config.settings import Settings
 from rollbook.desktop.driver import Driver
-from rollbook.desktop.http_driver import HttpDriver
 from rollbook.errors import ConfigError
-from rollbook.guest.http import GUEST_PORT
 from rollbook.ledger import Ledger
 from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.policies.client import ModelClients
 from rollbook.policies.scripted import Scripts
-from rollbook.sandboxes.null import NullDriver
 from rollbook.sandboxes.provider import SandboxProvider
+from rollbook.sandboxes.registry import provider_kind
 from rollbook.worker.wakeup import WakeUp
 
 
@@ -36,20 +34,17 @@ class Services:
     scripts: Scripts = field(default_factory=Scripts)
 
     def provider(self, name: str) -> SandboxProvider:
-        """The provider that a contract names; raises ConfigError when this worker has none of that name."""
-        if found := self.providers.get(name):
-            return found
-        hint = "; set ROLLBOOK_ALLOW_NULL_DESKTOP=1 for benchmarks and rehearsals" if name == "null" else ""
-        raise ConfigError(f"this worker has no sandbox provider {name!r}{hint}")
+        """The provider that a contract names. Raises InvalidInput for an unknown one, ConfigError where this worker
+        does not offer it."""
+        if provider := self.providers.get(name):
+            return provider
+        kind = provider_kind(name)
+        hint = f"; {kind.enable_hint}" if kind.enable_hint else ""
+        raise ConfigError(f"desktop.provider: this worker does not offer {name!r}{hint}")
 
-    async def driver(self, call: DesktopRequest) -> Driver:
-        """The desktop of an attempt; raises SandboxLost when the provider says that it is dead."""
-        desktop = call.desktop
-        provider = self.provider(desktop.provider)
-        if desktop.provider == "null":
-            return NullDriver(call.attempt.rollout_key, call.attempt.attempt_index)
-        guest = await provider.endpoint(desktop.sandbox_id, GUEST_PORT)
-        return HttpDriver(desktop, guest, self.evaluator, lambda port: provider.endpoint(desktop.sandbox_id, port))
+    async def driver(self, request: DesktopRequest) -> Driver:
+        """The desktop of an attempt; raises SandboxLost when the provider reports it dead."""
+        return await self.provider(request.desktop.provider).driver(request, self.evaluator)
 
     def work_dir(self, sandbox_key: str) -> Path:
         """Private directory of one attempt on this host."""

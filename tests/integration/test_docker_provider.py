@@ -40,7 +40,13 @@ def spec(deployment_id: str, desktop_image: str) -> MakeSpec:
 
     def make(**changes: Any) -> SandboxSpec:
         given = {"deployment": deployment_id, "rollout": f"b/os/{uuid.uuid4().hex}/0", "attempt": 1}
-        given |= {"image": desktop_image, "ready_timeout_s": 120.0, "cleanup_timeout_s": 30.0, **changes}
+        given |= {
+            "image": desktop_image,
+            "vnc_port": 8006,
+            "ready_timeout_s": 120.0,
+            "cleanup_timeout_s": 30.0,
+            **changes,
+        }
         return SandboxSpec.model_validate(given)
 
     return make

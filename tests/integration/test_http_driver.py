@@ -102,6 +102,7 @@ async def bench(
         rollout=f"b/os/{uuid.uuid4().hex}/0",
         attempt=1,
         image=desktop_image,
+        vnc_port=provider.vnc_port,
         ready_timeout_s=120.0,
         cleanup_timeout_s=30.0,
     )

@@ -23,8 +23,8 @@ NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
 
 def spec(**changes: Any) -> SandboxSpec:
-    given = {"deployment": "d", "rollout": "b/os/t/0", "attempt": 1, "image": "rollbook/desktop:x", **changes}
-    return SandboxSpec.model_validate(given)
+    given = {"deployment": "d", "rollout": "b/os/t/0", "attempt": 1, "image": "rollbook/desktop:x", "vnc_port": 8006}
+    return SandboxSpec.model_validate(given | changes)
 
 
 def test_identity_is_deployment_rollout_and_attempt_only() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from rollbook.config.findings import Check
 from rollbook.config.settings import Settings, load_settings
-from rollbook.stack import checks, checks_docker, facts
+from rollbook.sandboxes.docker import checks as checks_docker
+from rollbook.stack import checks, facts
 from rollbook.stack import doctor as doctor_module
 from rollbook.stack.artifact_server import media_type
-from rollbook.stack.checks import Check
-from rollbook.stack.doctor import EXAMINATIONS, print_checks
+from rollbook.stack.doctor import examinations, print_checks
 
 
 @pytest.fixture(autouse=True)
@@ -104,8 +105,9 @@ def test_what_is_found_is_judged(
     fix: str,
 ) -> None:
     for name, value in {"engine_problem": None, "engine_info": ENGINE, **found_facts}.items():
-        where = checks_docker if name == "engine_problem" else facts
-        monkeypatch.setattr(where, name, value if callable(value) else lambda *_, value=value: value)
+        for module in (checks, checks_docker, facts):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value if callable(value) else lambda *_, value=value: value)
     finding = check(load_settings(_env_file=None, **{"state_dir": "/state", **changes}))
     assert (finding.level, found in finding.found, fix in (finding.fix or "")) == (level, True, True), finding
     assert finding.level == "ok" or finding.fix or "without an engine" in finding.found, "every trouble has its fix"
@@ -114,7 +116,7 @@ def test_what_is_found_is_judged(
 def test_the_disk_of_an_engine_elsewhere_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://desktops.example:2376")
     monkeypatch.setattr(checks_docker, "engine_problem", lambda: None)
-    monkeypatch.setattr(facts, "engine_info", lambda: ENGINE)
+    monkeypatch.setattr(checks_docker, "engine_info", lambda: ENGINE)
     finding = checks_docker.check_docker_disk(load_settings())
     assert (finding.level, "DOCKER_HOST" in finding.found) == ("ok", True)
 
@@ -137,7 +139,7 @@ def test_every_check_is_run() -> None:
     written = {
         value for module in (checks, checks_docker) for name, value in vars(module).items() if name.startswith("check_")
     }
-    assert written == set(EXAMINATIONS)
+    assert written == set(examinations(load_settings()))
 
 
 async def test_a_check_that_breaks_is_a_finding() -> None:

@@ -39,6 +39,15 @@ NO_NETWORK_FIX = (
 )
 
 
+def docker_client(timeout_s: float, base_url: str | None = None, **options: Any) -> docker.DockerClient:
+    """Connect to the engine of `base_url`, else of DOCKER_HOST, else of this machine; the caller closes the client.
+
+    Raises DockerException when no engine answers.
+    """
+    options["timeout"] = timeout_s
+    return docker.DockerClient(base_url=base_url, **options) if base_url else docker.from_env(**options)
+
+
 class NameTaken(SandboxStartFailed):
     """Another container has the name already: somebody was faster with the same key."""
 
@@ -82,11 +91,7 @@ class Engine:
     def _connected(self) -> docker.DockerClient:
         with self._connecting:
             if self._client is None:
-                options: dict[str, Any] = {"timeout": self._timeout_s, "max_pool_size": THREADS}
-                if self._base_url:
-                    self._client = docker.DockerClient(base_url=self._base_url, **options)
-                else:
-                    self._client = docker.from_env(**options)
+                self._client = docker_client(self._timeout_s, self._base_url, max_pool_size=THREADS)
             return self._client
 
     async def close(self) -> None:

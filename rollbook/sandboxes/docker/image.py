@@ -21,6 +21,7 @@ from docker.errors import APIError, DockerException, ImageNotFound
 from rollbook.config.settings import PROJECT_ROOT, get_settings
 from rollbook.errors import ConfigError, InvalidInput, RollbookError
 from rollbook.sandboxes.docker import image_build
+from rollbook.sandboxes.docker.engine import docker_client
 
 REPOSITORY = "rollbook/desktop"
 BASES = ("auto", "pull", "debootstrap")
@@ -108,7 +109,7 @@ def _prune(log: Callable[[str], None]) -> list[str]:
 @contextlib.contextmanager
 def _engine() -> Iterator[docker.DockerClient]:
     try:
-        client = docker.from_env(timeout=image_build.ENGINE_TIMEOUT_S)
+        client = docker_client(image_build.ENGINE_TIMEOUT_S)
     except DockerException as error:
         raise ConfigError(f"no Docker engine answers ({error}): start one, or set DOCKER_HOST") from error
     try:

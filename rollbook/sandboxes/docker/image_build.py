@@ -17,6 +17,7 @@ from docker.errors import APIError, BuildError, DockerException, ImageNotFound
 
 from rollbook.errors import ConfigError, SandboxStartFailed
 from rollbook.sandboxes.docker import image_apt
+from rollbook.sandboxes.docker.engine import docker_client
 
 ENGINE_TIMEOUT_S = 900
 PULL_TIMEOUT_S = 60
@@ -105,7 +106,7 @@ def _pull(client: docker.DockerClient, log: Log) -> str | None:
         return None
     except ImageNotFound:
         log(f"pulling {PUBLIC_BASE}")
-    puller = docker.from_env(timeout=PULL_TIMEOUT_S)
+    puller = docker_client(PULL_TIMEOUT_S)
     try:
         puller.images.pull(PUBLIC_BASE)
     except (DockerException, requests.RequestException) as error:

@@ -14,9 +14,12 @@ from typing import Any
 
 from docker.errors import APIError
 
+from rollbook.config.settings import Settings
 from rollbook.errors import CapacityBusy, InvalidInput, ProviderUnavailable, SandboxLost, SandboxStartFailed
 from rollbook.guest.http import GUEST_PORT, Endpoint, OnProgress, wait_ready
+from rollbook.sandboxes.docker.checks import check_docker_disk, check_engine, check_image
 from rollbook.sandboxes.docker.engine import ContainerGone, Engine, ImageMissing, NameTaken, NetworkGone, explain
+from rollbook.sandboxes.docker.image import image_tag
 from rollbook.sandboxes.docker.spec import (
     Capacity,
     FailedStarts,
@@ -32,13 +35,17 @@ from rollbook.sandboxes.docker.spec import (
 from rollbook.sandboxes.provider import (
     LABEL_DEPLOYMENT,
     LABEL_KEY,
+    DefaultImage,
     IsOwner,
+    ProviderKind,
     SandboxHandle,
     SandboxInfo,
+    SandboxProvider,
     SandboxSpec,
     SandboxStatus,
     always_owner,
     ignore_progress,
+    require_deployment,
 )
 
 log = logging.getLogger(__name__)
@@ -50,8 +57,8 @@ POLL_S = 0.05
 IMAGE_POLL_S = 2.0
 
 
-class DockerProvider:
-    """Desktops of one deployment on one Docker engine (DESIGN §7).
+class DockerProvider(SandboxProvider):
+    """Desktops of one deployment on one Docker engine .
 
     `base_url` None means DOCKER_HOST or the local socket. Ports are published on `publish_ip` only.
     """
@@ -236,31 +243,32 @@ class DockerProvider:
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
         """See `SandboxProvider.list`."""
-        if not labels.get(LABEL_DEPLOYMENT):
-            raise InvalidInput(f"labels: {LABEL_DEPLOYMENT} is missing; an unscoped listing would show everybody's")
+        require_deployment(labels)
         with _no_proof("list"):
             return [info_of(row) for row in await self._engine.rows(labels)]
 
     async def find_image(self, image: str) -> str | None:
         """See `SandboxProvider.find_image`."""
         with _no_proof("image"):
-            return None if await self._engine.has_image(image) else await self._engine.pull(image)
+            problem = None if await self._engine.has_image(image) else await self._engine.pull(image)
+        return problem and f"is not on the Docker host and could not be pulled ({problem})"
 
-    async def tidy(self) -> None:
-        """See `SandboxProvider.tidy`: the bridges, which are few on a host. A start that loses one makes another."""
+    async def tidy(self) -> int:
+        """See `SandboxProvider.tidy`: the bridges, which are few on a host. A start that loses one creates another."""
         with _no_proof("networks"):
-            if not await self._engine.rows({LABEL_DEPLOYMENT: self.deployment}):
-                await self.remove_networks()
+            if await self._engine.rows({LABEL_DEPLOYMENT: self.deployment}):
+                return 0
+            return await self.remove_networks()
 
     async def close(self) -> None:
         """See `SandboxProvider.close`; cleanups under way are waited for."""
         await self._failed_starts.close()
         await self._engine.close()
 
-    async def remove_networks(self) -> None:
-        """Remove the deployment's bridges, for the end of a deployment; those in use stay."""
+    async def remove_networks(self) -> int:
+        """Remove the deployment's bridges, those in use excepted; returns how many."""
         self._networks.clear()
-        await self._engine.remove_networks(self.deployment)
+        return await self._engine.remove_networks(self.deployment)
 
     async def _rows_of(self, key: str) -> Rows:
         with _no_proof("list"):
@@ -286,3 +294,20 @@ def _no_proof(what: str) -> Iterator[None]:
         yield
     except APIError as error:
         raise ProviderUnavailable(f"{what}: the Docker engine refused: {explain(error)}") from error
+
+
+def _default_image(settings: Settings, variant: str) -> DefaultImage:
+    if settings.desktop_image:
+        return DefaultImage(settings.desktop_image, "ROLLBOOK_DESKTOP_IMAGE")
+    return DefaultImage(image_tag(variant), None)
+
+
+KIND = ProviderKind(
+    name=DockerProvider.name,
+    open=lambda settings, timeout_s: DockerProvider(
+        settings.deployment_id, max_desktops=settings.max_desktops, api_timeout_s=timeout_s
+    ),
+    default_image=_default_image,
+    default_image_source="ROLLBOOK_DESKTOP_IMAGE, or the image of `make setup`",
+    checks=(check_engine, check_image, check_docker_disk),
+)
