@@ -86,11 +86,15 @@ def submit(
 
 def load_spec(file: str) -> BatchSpec:
     """Read and validate a spec; raises InvalidInput that names the fields."""
+    from rollbook.sandboxes.registry import provider_kind  # slow to import
+
     raw = read_json(file)
     try:
-        return read_spec(raw)
-    except ValueError as error:
+        spec = read_spec(raw)
+        provider_kind(spec.desktop.provider)
+    except (ValueError, InvalidInput) as error:
         raise InvalidInput(f"{name_of(file)}: {error}") from error
+    return spec
 
 
 def default_batch_id(file: str) -> str:

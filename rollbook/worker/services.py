@@ -14,7 +14,7 @@ from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.policies.client import ModelClients
 from rollbook.policies.scripted import Scripts
 from rollbook.sandboxes.provider import SandboxProvider
-from rollbook.sandboxes.registry import provider_kind
+from rollbook.sandboxes.registry import provider_kind, provider_names
 from rollbook.worker.wakeup import WakeUp
 
 
@@ -34,13 +34,12 @@ class Services:
     scripts: Scripts = field(default_factory=Scripts)
 
     def provider(self, name: str) -> SandboxProvider:
-        """The provider that a contract names. Raises InvalidInput for an unknown one, ConfigError where this worker
-        does not offer it."""
+        """The provider that a contract names; raises ConfigError when this worker does not offer it."""
         if provider := self.providers.get(name):
             return provider
-        kind = provider_kind(name)
-        hint = f"; {kind.enable_hint}" if kind.enable_hint else ""
-        raise ConfigError(f"desktop.provider: this worker does not offer {name!r}{hint}")
+        # Not InvalidInput: another worker may have the package or the setting, so the call must be tried again.
+        hint = provider_kind(name).enable_hint if name in provider_names() else "install the package that has it"
+        raise ConfigError(f"desktop.provider: this worker does not offer {name!r}; {hint or 'see its documentation'}")
 
     async def driver(self, request: DesktopRequest) -> Driver:
         """The desktop of an attempt; raises SandboxLost when the provider reports it dead."""

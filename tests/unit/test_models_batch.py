@@ -110,7 +110,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"settle": {"after_action_s": -0.1}}, "settle.after_action_s", "given: -0.1"),
     ({"limits": [5]}, "limits", "must be a JSON object"),
     ({"limits": None}, "limits", "must be a JSON object"),
-    ({"desktop": {"provider": "vmware"}}, "desktop.provider", "given: 'vmware'"),
+    ({"desktop": {"provider": 7}}, "desktop.provider", "given: 7"),
     ({"desktop": {"egress": True}}, "desktop.egress", "given: True"),
     ({"action_runtime": "fast"}, "action_runtime", "given: 'fast'"),
     ({"reward_mode": "RAW"}, "reward_mode", "given: 'RAW'"),
