@@ -14,7 +14,7 @@ from PIL import Image
 from models.episode import DesktopRequest
 from rollbook.desktop.client import GuestClient
 from rollbook.desktop.driver import Driver
-from rollbook.desktop.observe import Observation, observe
+from rollbook.desktop.observe import RawObservation, observe
 from rollbook.errors import InvalidInput, SandboxLost
 from rollbook.guest.http import GUEST_PORT, Endpoint, OnProgress, wait_ready
 from rollbook.osworld.environment import EvaluatorEnv
@@ -115,7 +115,7 @@ class MemoryDriver(NullDriver):
         super().__init__(request.attempt.rollout_key, request.attempt.attempt_index)
         self._client = GuestClient(guest, nonce=request.desktop.nonce)
 
-    async def observe(self, *, screen: tuple[int, int], accessibility_tree: bool, terminal: bool) -> Observation:
+    async def observe(self, *, screen: tuple[int, int], accessibility_tree: bool, terminal: bool) -> RawObservation:
         self._client.screen = screen
         return await observe(self._client)
 
