@@ -23,7 +23,7 @@ def drop_tables(*names: str) -> None:
 def add_check(table: str, name: str, expression: str) -> None:
     """Add a CHECK that holds for new rows from now on; a `post` revision validates it for those that are there.
 
-    In a `pre` revision: adding it whole would read the table while nobody can write to it.
+    In a `pre` revision: adding it validated would read the table while writers are locked out.
     """
     op.execute(f"ALTER TABLE {table} ADD CONSTRAINT {name} CHECK ({expression}) NOT VALID")
 

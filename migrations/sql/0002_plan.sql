@@ -31,7 +31,7 @@ COMMENT ON COLUMN batch.contract IS 'everything that gives one rollout its meani
 COMMENT ON COLUMN batch.contract_digest IS 'SHA-256 of the contract';
 COMMENT ON COLUMN batch.purpose IS 'eval or train, as in the contract';
 COMMENT ON COLUMN batch.paused IS 'control: nothing new is started';
-COMMENT ON COLUMN batch.frozen IS 'control: running episodes stand still and their deadlines stop';
+COMMENT ON COLUMN batch.frozen IS 'control: running episodes are suspended and their deadlines do not advance';
 COMMENT ON COLUMN batch.stopping IS 'control: nothing new is started or claimed; planned rows stay planned';
 COMMENT ON COLUMN batch.cancelling IS 'control: open rows are being closed as cancelled';
 COMMENT ON COLUMN batch.control_reason IS 'why the control was last changed';

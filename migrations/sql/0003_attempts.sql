@@ -146,7 +146,7 @@ COMMENT ON COLUMN outcome.policy_stop_reason IS 'fact: why the policy''s output 
 COMMENT ON COLUMN outcome.guest_failed IS 'fact: an exchange with the guest failed in evaluation';
 COMMENT ON COLUMN outcome.steps IS 'steps taken';
 COMMENT ON COLUMN outcome.detail IS 'error text, for people';
-COMMENT ON COLUMN outcome.termination_reason IS 'how it ended (upstream contract §1.5)';
+COMMENT ON COLUMN outcome.termination_reason IS 'reason of the end, from the closed vocabulary';
 COMMENT ON COLUMN outcome.runtime_eligible IS 'classification of the facts: may it be counted';
 COMMENT ON COLUMN outcome.runtime_admission_reason IS 'reason of the classification';
 COMMENT ON COLUMN outcome.runtime_admission_policy_id IS 'policy of the classification';

@@ -83,7 +83,7 @@ COMMENT ON COLUMN model_call.policy_stop_reason IS 'why the policy''s output end
 COMMENT ON COLUMN model_call.completed IS 'the call returned a reply';
 COMMENT ON COLUMN model_call.accepted IS 'the reply parsed and is acted upon';
 COMMENT ON COLUMN model_call.parse_error IS 'why it did not parse';
-COMMENT ON COLUMN model_call.failure_kind IS 'kind of a model failure (upstream contract §1.6)';
+COMMENT ON COLUMN model_call.failure_kind IS 'kind of a model failure, from the closed set';
 COMMENT ON COLUMN model_call.finish_reason IS 'as the server reported it';
 COMMENT ON COLUMN model_call.summary IS 'one short line for people';
 COMMENT ON COLUMN model_call.prompt_sha256 IS 'the prompt as sent, images as media ids';

@@ -66,7 +66,7 @@ class Settings(EvaluatorSettings):
     worker_drain_s: float = Field(default=20.0, ge=0)
     """Seconds a worker may use to finish running activities when the stack stops."""
     retention_days: int = Field(default=7, ge=1, le=365)
-    """Days the dev server keeps finished workflows. The ledger keeps its rows for good."""
+    """Days the dev server keeps finished workflows. The ledger keeps its rows permanently."""
     install_docker: bool = True
     """Whether a missing Docker engine may be installed (root on Debian or Ubuntu only)."""
 

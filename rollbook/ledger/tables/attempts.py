@@ -118,7 +118,7 @@ outcome = Table(
     Column("guest_failed", Boolean, nullable=False, comment="fact: an exchange with the guest failed in evaluation"),
     integer("steps", "steps taken"),
     text("detail", "error text, for people", server_default=""),
-    text("termination_reason", "how it ended (upstream contract §1.5)"),
+    text("termination_reason", "reason of the end, from the closed vocabulary"),
     Column("runtime_eligible", Boolean, nullable=False, comment="classification of the facts: may it be counted"),
     text("runtime_admission_reason", "reason of the classification"),
     text("runtime_admission_policy_id", "policy of the classification"),

@@ -70,7 +70,7 @@ model_call = Table(
     Column("completed", Boolean, nullable=False, comment="the call returned a reply"),
     Column("accepted", Boolean, nullable=False, comment="the reply parsed and is acted upon"),
     text("parse_error", "why it did not parse", null=True),
-    text("failure_kind", "kind of a model failure (upstream contract §1.6)", null=True),
+    text("failure_kind", "kind of a model failure, from the closed set", null=True),
     text("finish_reason", "as the server reported it", null=True),
     text("summary", "one short line for people", server_default=""),
     _artifact("prompt_sha256", "the prompt as sent, images as media ids"),

@@ -46,7 +46,7 @@ batch = Table(
     text("contract_digest", "SHA-256 of the contract"),
     text("purpose", "eval or train, as in the contract"),
     _flag("paused", "control: nothing new is started"),
-    _flag("frozen", "control: running episodes stand still and their deadlines stop"),
+    _flag("frozen", "control: running episodes are suspended and their deadlines do not advance"),
     _flag("stopping", "control: nothing new is started or claimed; planned rows stay planned"),
     _flag("cancelling", "control: open rows are being closed as cancelled"),
     text("control_reason", "why the control was last changed", server_default=""),
