@@ -15,7 +15,7 @@ from models.activities import RECONCILE
 from models.episode import AttemptRef
 from models.janitor import Reconciled, ReconcileRequest
 from rollbook.errors import Fenced, RollbookError
-from rollbook.ledger.reconcile import OpenBatch
+from rollbook.ledger.janitor import OpenBatch
 from rollbook.ledger.records import Lease, Suspect
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, remove_sandbox
 from rollbook.worker.services import Services

@@ -10,7 +10,7 @@ from models.task import Task, needs_web
 from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
 from rollbook.ledger.records import Claim
-from rollbook.ledger.selection import Member, select_tasks
+from rollbook.ledger.task_selection import Member, select_tasks
 from rollbook.policies.registry import contract_for, resolve_policy
 from rollbook.sandboxes.provider import ProviderKind, SandboxProvider
 from rollbook.sandboxes.registry import provider_kind

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 BATCH_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -81,3 +82,13 @@ def scoped_rollout_id(
             "attempt_index": attempt_index,
         },
     )
+
+
+def trajectory_rollout_id(row: Mapping[Any, Any], policy_name: str, attempt_index: int) -> str:
+    """`trajectory_rollout_id` of one attempt of a planned row; attempts are counted from 0 in it, from 1 elsewhere."""
+    earlier = attempt_index - 1
+    if row["sampling_event_id"] is not None:
+        return scoped_rollout_id(
+            row["sampling_event_id"], row["source_group_id"], row["task_id"], row["rollout_index"], earlier
+        )
+    return derived_rollout_id(row["task_id"], row["group_id"], row["rollout_index"], earlier, policy_name)

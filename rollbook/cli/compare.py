@@ -4,8 +4,8 @@ from models.contract import RecordedContract, difference
 from models.spec import BatchSpec
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import Ledger
-from rollbook.ledger.queries import BatchRow, Reader
-from rollbook.ledger.selection import Member, Planned, compare, select_tasks
+from rollbook.ledger.reader import BatchRow, Reader
+from rollbook.ledger.task_selection import Member, Planned, compare, select_tasks
 from rollbook.policies.registry import contract_for, policy_kind
 
 

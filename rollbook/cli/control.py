@@ -20,7 +20,7 @@ from rollbook.cli.options import AsJson, BatchArgument
 from rollbook.cli.out import note, print_json, say
 from rollbook.cli.state import control_of, state_of
 from rollbook.errors import InvalidInput
-from rollbook.ledger.queries import BatchRow, Reader
+from rollbook.ledger.reader import BatchRow, Reader
 
 TAKEN_UP_S = 20.0
 """How long a signal may take to show in the ledger; it is durable either way."""

@@ -17,7 +17,7 @@ from rollbook.evidence.load import load_calls
 from rollbook.evidence.proof import Proof
 from rollbook.evidence.trajectory import semantic_trajectory
 from rollbook.evidence.verify import verify
-from rollbook.ledger.recorded import Recorded
+from rollbook.ledger.reader import Recorded
 
 evidence = typer.Typer(help="What the model saw, said and did.", no_args_is_help=True)
 

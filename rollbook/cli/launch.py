@@ -16,7 +16,7 @@ from models.spec import BatchSpec
 from rollbook.cli.failures import Failed
 from rollbook.cli.out import clean
 from rollbook.errors import InvalidInput
-from rollbook.ledger.queries import Reader
+from rollbook.ledger.reader import Reader
 
 POLL_S = 0.2
 

@@ -13,7 +13,7 @@ from rollbook.config.connections import ledger_url, temporal_connect_config
 from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError
 from rollbook.ledger import Ledger
-from rollbook.ledger.queries import Reader
+from rollbook.ledger.reader import Reader
 from rollbook.redaction import redact, register_settings
 from rollbook.temporal.plugin import RollbookPlugin
 

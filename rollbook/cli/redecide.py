@@ -11,7 +11,7 @@ from rollbook.cli.decide import whoami
 from rollbook.cli.opening import kept, open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument, Reason
 from rollbook.cli.out import print_json, say, several
-from rollbook.ledger.redecide import Redecided, Rule
+from rollbook.ledger.admission import Redecided, Rule
 
 Policy = Annotated[str, typer.Option("--policy-id", help=f"One of {', '.join(POLICIES)}.")]
 

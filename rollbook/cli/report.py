@@ -9,7 +9,7 @@ from rollbook.cli.aio import finish
 from rollbook.cli.opening import open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument
 from rollbook.cli.out import print_fields, print_json, print_table, say, several
-from rollbook.ledger.queries import Reader
+from rollbook.ledger.reader import Reader
 
 Row = dict[str, Any]
 

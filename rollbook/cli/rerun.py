@@ -20,7 +20,7 @@ from rollbook.cli.state import state_of
 from rollbook.cli.watch import follow
 from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
-from rollbook.ledger.queries import BatchRow, Reader
+from rollbook.ledger.reader import BatchRow, Reader
 from rollbook.policies.registry import policy_kind
 
 TAKEN_UP_S = 60.0

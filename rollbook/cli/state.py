@@ -5,7 +5,7 @@ from typing import Any
 
 from models.batch import Counts
 from rollbook.cli.launch import Life
-from rollbook.ledger.queries import BatchRow
+from rollbook.ledger.reader import BatchRow
 
 
 def state_of(batch: BatchRow, counts: Counts, life: Life | None) -> str:

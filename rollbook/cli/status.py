@@ -16,7 +16,7 @@ from rollbook.cli.out import duration, note, print_fields, print_json, print_tab
 from rollbook.cli.state import advice, age_s, control_of, eta_s, state_of
 from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError
-from rollbook.ledger.queries import BatchRow, Reader
+from rollbook.ledger.reader import BatchRow, Reader
 
 COUNTS = ("planned", "waiting", "running", "admitted", "masked")
 

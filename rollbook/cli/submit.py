@@ -34,7 +34,7 @@ from rollbook.cli.watch import follow
 from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
-from rollbook.ledger.queries import Reader
+from rollbook.ledger.reader import Reader
 
 REGISTRATION_S = 60.0
 """How long `submit` waits for a worker to register the batch."""

@@ -20,7 +20,7 @@ from rollbook.cli.options import AsJson, BatchArgument
 from rollbook.cli.out import console, duration, is_terminal, note, print_json, say
 from rollbook.cli.state import advice, eta_s, state_of
 from rollbook.config.settings import Settings
-from rollbook.ledger.queries import BatchRow, Reader
+from rollbook.ledger.reader import BatchRow, Reader
 
 POLL_S = 0.5
 BAR = 40

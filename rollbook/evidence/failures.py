@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from rollbook.ledger.recorded import Row
+from rollbook.ledger.reader import Row
 
 REJECTED = ("output_truncated", "empty_response", "unparseable")
 """Failures of a call that got its reply."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from models.contract import Contract
 from models.identity import derived_group_id, short_id
 from rollbook.errors import ArtifactError, InvalidInput
-from rollbook.ledger.recorded import Recorded, Row
+from rollbook.ledger.reader import Recorded, Row
 
 REASONS = frozenset(
     [

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rollbook.ledger.recorded import Row
+from rollbook.ledger.reader import Row
 
 
 @dataclass(frozen=True)

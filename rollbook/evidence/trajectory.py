@@ -5,7 +5,7 @@ from typing import Any
 from models.identity import short_id
 from rollbook.evidence.failures import parse_failure
 from rollbook.evidence.load import CallEvidence, Loaded
-from rollbook.ledger.recorded import Row
+from rollbook.ledger.reader import Row
 
 
 def semantic_trajectory(loaded: Loaded) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from models.sanitize import sanitize
 from rollbook.errors import ArtifactError, ConfigError, InvalidInput, LedgerConflict, ModelCallFailed
 from rollbook.evidence.pictures import alike
 from rollbook.evidence.proof import CallNotes, Notes, Proof
-from rollbook.ledger.recorded import Recorded, Row
+from rollbook.ledger.reader import Recorded, Row
 from rollbook.ledger.sanitize import redact_text
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, AgentTask, PlannedCall, Screen
 from rollbook.policies.base import Answer, summary_of

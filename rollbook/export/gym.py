@@ -17,8 +17,7 @@ from rollbook.export.files import FileSet, line, parent_of
 from rollbook.export.gym_metrics import aggregate_metrics
 from rollbook.export.gym_rows import failure_row, input_row, replaced_row, result_row
 from rollbook.ledger import Ledger
-from rollbook.ledger.recorded import Recorded, Row
-from rollbook.ledger.snapshot import Snapshot
+from rollbook.ledger.reader import Reader, Recorded, Row
 
 
 async def export_gym(
@@ -89,7 +88,7 @@ def _task_indexes(planned: list[Row]) -> dict[str, int]:
 class _Export:
     """Where rows come from, where they go, and how many there were."""
 
-    seen: Snapshot
+    seen: Reader
     artifacts: Artifacts
     contract: Contract
     files: FileSet

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rollbook.export.gym_rows import AGENT_REF
-from rollbook.ledger.recorded import Row
+from rollbook.ledger.reader import Row
 
 
 def aggregate_metrics(batch: Row, planned: list[Row], *, failed: int, replaced: int) -> dict[str, Any]:

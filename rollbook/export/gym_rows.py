@@ -3,11 +3,11 @@
 from typing import Any
 
 from models.contract import Contract
+from models.identity import trajectory_rollout_id
 from rollbook.evidence.exact import exact_envelope
 from rollbook.evidence.load import CallEvidence, Loaded
 from rollbook.evidence.trajectory import semantic_trajectory
-from rollbook.ledger.identity import trajectory_rollout_id
-from rollbook.ledger.recorded import Row
+from rollbook.ledger.reader import Row
 
 AGENT_REF = {"type": "responses_api_agents", "name": "rollbook_osworld"}
 

@@ -20,7 +20,7 @@ from rollbook.export.parquet import parquet_of, require_pyarrow
 from rollbook.export.training_columns import LAYOUT
 from rollbook.export.training_rows import SCHEMA, rows_of, source_of
 from rollbook.ledger import Ledger
-from rollbook.ledger.snapshot import Snapshot
+from rollbook.ledger.reader import Reader
 
 Format = Literal["jsonl", "parquet"]
 
@@ -64,7 +64,7 @@ async def export_training(
                 "wait for them, or say --partial"
             )
         parts = _parts_directory(out)
-        members, totals, made = await seen.members_of(batch_id), Totals(), []
+        members, totals, made = await seen.group_statistics(batch_id), Totals(), []
         for number, row in enumerate(final, 1):
             made.append(await _part(seen, artifacts, parts, row, members[row["rollout_key"]], totals))
             progress(number, len(final))
@@ -104,7 +104,7 @@ def _parts_directory(out: Path) -> Path:
 
 
 async def _part(
-    seen: Snapshot, artifacts: Artifacts, parts: Path, row: dict[str, Any], member: dict[str, Any], totals: Totals
+    seen: Reader, artifacts: Artifacts, parts: Path, row: dict[str, Any], member: dict[str, Any], totals: Totals
 ) -> Path:
     loaded = await load_calls(await seen.recorded(row["rollout_key"]), artifacts)
     source = hashlib.sha256(source_of(loaded, member).encode()).hexdigest()

@@ -5,7 +5,7 @@ from typing import Any
 from models.identity import canonical_json
 from rollbook.evidence.load import CallEvidence, Loaded
 from rollbook.evidence.segments import Placed, place
-from rollbook.ledger.recorded import Row
+from rollbook.ledger.reader import Row
 
 SCHEMA = "rollbook-training-v2"
 

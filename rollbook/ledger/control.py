@@ -1,42 +1,170 @@
-"""Control and counts of a batch."""
+"""A batch while it runs: its control, the window of rollouts that may start, and its cancellation."""
 
+import uuid
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import func, select, text
+from sqlalchemy import RowMapping, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from models.batch import Control, Counts
+from models.admission import RECONCILED_POLICY, SAMPLE_MASKED, TRAINING_POLICY
+from models.batch import Control
+from models.contract import RecordedContract
+from models.identity import trajectory_rollout_id
+from models.outcome import Infra
 from models.sanitize import sanitize
 from rollbook.errors import Fenced, InvalidInput
 from rollbook.ledger import tables
-from rollbook.ledger.records import BatchControl
+from rollbook.ledger.fence import read_batch
+from rollbook.ledger.records import BatchControl, StartRow
+from rollbook.ledger.sanitize import redact_text
+from rollbook.ledger.sql import statements
+from rollbook.ledger.store import Store, reads, writes
 
-_COUNTS = text("""
-    SELECT count(*) AS planned,
-           count(*) FILTER (WHERE state = 'waiting') AS waiting,
-           count(*) FILTER (WHERE state IN ('queued', 'running')) AS running,
-           count(*) FILTER (WHERE state = 'final' AND admitted) AS admitted,
-           count(*) FILTER (WHERE state = 'final' AND NOT coalesce(admitted, false)) AS masked
-    FROM rollout LEFT JOIN current_admission AS decision
-        ON decision.rollout_key = rollout.rollout_key AND decision.attempt_index = rollout.selected_attempt
-        AND decision.scope = 'runtime'
-    WHERE batch_id = :batch_id
-""")
+_SQL = statements("control")
 
 
-# Two questions, one per partial index: asked as state <> 'final' it would read every final row of the batch.
-_ANY_OPEN = text("""
-    SELECT EXISTS (SELECT FROM rollout WHERE batch_id = :batch_id AND state = 'waiting')
-        OR EXISTS (SELECT FROM rollout WHERE batch_id = :batch_id AND state IN ('queued', 'running'))
-""")
+class BatchControls(Store):
+    """Control, window and cancellation of batches."""
+
+    @writes
+    async def set_control(self, conn: AsyncConnection, change: Control) -> None:
+        """Write a control change, which the pump and `claim` read. Repeating it changes nothing."""
+        values = _columns(change)
+        if change.reason or change.verb in ("resume", "stop"):  # set_concurrency keeps the reason of a pause
+            values["control_reason"] = sanitize(change.reason)
+        await _update(conn, change.batch_id, change.launch_id, values)
+
+    @writes
+    async def mark_cancelling(
+        self, conn: AsyncConnection, batch_id: str, reason: str = "", launch_id: str = ""
+    ) -> None:
+        """Refuse every further claim of the batch; its open rows are about to be closed.
+
+        Raises Fenced when the batch belongs to another launch than `launch_id`.
+        """
+        await _update(conn, batch_id, launch_id, {"cancelling": True, "control_reason": sanitize(reason)})
+
+    @reads
+    async def batch_control(self, conn: AsyncConnection, batch_id: str) -> BatchControl:
+        """The control columns of a batch; raises InvalidInput."""
+        row = (await conn.execute(select(tables.batch).where(tables.batch.c.batch_id == batch_id))).mappings().first()
+        if row is None:
+            raise InvalidInput(f"batch_id: no batch {batch_id!r}")
+        return BatchControl(
+            reason=row["control_reason"],
+            **{name: row[name] for name in BatchControl.__slots__ if name in row},
+        )
+
+    @writes
+    async def batch_is_whole(self, conn: AsyncConnection, batch_id: str) -> bool:
+        """Report if every planned row is final, and record the time when it is."""
+        if await has_open_rows(conn, batch_id):
+            return False
+        batch = tables.batch
+        # Once more under the lock: a rerun or a registration may have reopened the batch in between.
+        await conn.execute(select(batch.c.batch_id).where(batch.c.batch_id == batch_id).with_for_update(key_share=True))
+        if await has_open_rows(conn, batch_id):
+            return False
+        await conn.execute(
+            batch.update().where(batch.c.batch_id == batch_id, batch.c.closed_at.is_(None)).values(closed_at=func.now())
+        )
+        return True
+
+    @reads
+    async def startable(self, conn: AsyncConnection, batch_id: str, limit: int = 1000) -> list[StartRow]:
+        """Waiting rows to start now, in plan order: at most the free window, none while paused or stopping."""
+        rows = await conn.execute(_SQL["startable"], {"batch_id": batch_id, "limit": limit})
+        return [StartRow(**row) for row in rows.mappings()]
+
+    @reads
+    async def stale_queued(
+        self, conn: AsyncConnection, batch_id: str, older_than_s: float, limit: int = 1000
+    ) -> list[StartRow]:
+        """Rows that were queued more than `older_than_s` seconds ago and never claimed; starting them again is safe.
+
+        Also while the batch is stopping: the claim then puts the row back to waiting, so that the stop can finish.
+        """
+        values = {"batch_id": batch_id, "older_than_s": older_than_s, "limit": limit}
+        return [StartRow(**row) for row in (await conn.execute(_SQL["stale_queued"], values)).mappings()]
+
+    @writes
+    async def mark_queued(self, conn: AsyncConnection, keys: Iterable[str], *, again: bool = False) -> list[str]:
+        """waiting → queued, after the Episode was started. Returns the keys that changed.
+
+        Left alone: rows that went on in between, and waiting rows of a batch that is stopping (a refused claim has put
+        them back, and no Episode will come for them). `again` renews the time of rows that are queued already.
+        """
+        states = ["waiting", "queued"] if again else ["waiting"]
+        return list((await conn.execute(_SQL["mark_queued"], {"keys": list(keys), "states": states})).scalars())
+
+    @reads
+    async def in_flight(self, conn: AsyncConnection, batch_id: str) -> list[str]:
+        """Keys of the rows that are queued or running: the episodes a cancel must reach."""
+        row = tables.rollout
+        query = (
+            select(row.c.rollout_key)
+            .where(row.c.batch_id == batch_id, row.c.state.in_(("queued", "running")))
+            .order_by(row.c.rollout_key)
+        )
+        return list((await conn.scalars(query)).all())
+
+    async def close_open(self, batch_id: str, reason: str, chunk: int = 1000, launch_id: str = "") -> int:
+        """Close every row that is not final as cancelled, in transactions of `chunk` rows; returns how many.
+
+        Raises Fenced when the batch belongs to another launch than `launch_id`.
+        """
+        await self.mark_cancelling(batch_id, reason, launch_id)
+        closed = 0
+        while keys := await self._open_rows(batch_id):
+            for start in range(0, len(keys), chunk):
+                closed += await self._close_rows(batch_id, reason, keys[start : start + chunk], launch_id)
+        await self.batch_is_whole(batch_id)
+        return closed
+
+    @reads
+    async def _open_rows(self, conn: AsyncConnection, batch_id: str) -> list[str]:
+        # Listed once for many transactions: searching for the next open row would read all that were closed before it.
+        return list((await conn.execute(_SQL["open_rows"], {"batch_id": batch_id})).scalars())
+
+    @writes
+    async def _close_rows(
+        self, conn: AsyncConnection, batch_id: str, reason: str, candidates: Sequence[str], launch_id: str
+    ) -> int:
+        keys = list((await conn.execute(_SQL["lock_open_rows"], {"keys": list(candidates)})).scalars())
+        if not keys:
+            return 0
+        batch = await read_batch(conn, batch_id)
+        check_launch(batch_id, batch["launch_id"], launch_id)
+        rows = list((await conn.execute(_SQL["rows_to_close"], {"keys": keys})).mappings())
+        # Every final row has an attempt, so a row that has no open one gets one here.
+        contract = RecordedContract.read(batch["contract"])
+        await _insert_attempts(conn, contract.policy.name, [row for row in rows if not row["is_open"]])
+        values: dict[str, Any] = {
+            "keys": [row["rollout_key"] for row in rows],
+            "indexes": [(row["current_attempt"] or 0) + (not row["is_open"]) for row in rows],
+            "keeps": [row["keeps_selection"] for row in rows],
+            "reason": Infra.CANCELLED.value,
+            "policy_id": RECONCILED_POLICY,
+            "training_policy_id": TRAINING_POLICY,
+            "training_reason": SAMPLE_MASKED,
+            "detail": redact_text(reason)[:2000],
+            "reward_mode": contract.reward_mode,
+        }
+        for name in ("end_attempts", "mask_rows", "mask_for_training", "close_rows"):
+            await conn.execute(_SQL[name], values)
+        return len(rows)
 
 
-async def set_control(conn: AsyncConnection, change: Control) -> None:
-    """Write a control change; the pump and `claim` read it. Repeating it changes nothing."""
-    values = _columns(change)
-    if change.reason or change.verb in ("resume", "stop"):  # set_concurrency says nothing about why it is paused
-        values["control_reason"] = sanitize(change.reason)
-    await _update(conn, change.batch_id, change.launch_id, values)
+async def has_open_rows(conn: AsyncConnection, batch_id: str) -> bool:
+    """Report if any planned row is not final."""
+    return bool(await conn.scalar(_SQL["has_open_rows"], {"batch_id": batch_id}))
+
+
+def check_launch(batch_id: str, current: str, launch_id: str) -> None:
+    """Raise Fenced unless `launch_id` is the current launch; an empty one stands for any."""
+    if launch_id and launch_id != current:
+        raise Fenced(f"batch {batch_id} belongs to launch {current}, not to {launch_id}")
 
 
 def _columns(change: Control) -> dict[str, Any]:
@@ -51,60 +179,28 @@ def _columns(change: Control) -> dict[str, Any]:
     return {"concurrency": change.concurrency}
 
 
-async def mark_cancelling(conn: AsyncConnection, batch_id: str, reason: str, launch_id: str = "") -> None:
-    """From now on nothing of the batch can be claimed; its open rows are about to be closed."""
-    await _update(conn, batch_id, launch_id, {"cancelling": True, "control_reason": sanitize(reason)})
-
-
 async def _update(conn: AsyncConnection, batch_id: str, launch_id: str, values: dict[str, Any]) -> None:
-    """Raises Fenced when the batch is another launch's: an activity that was long asleep must not speak for it."""
     batch = tables.batch
-    found = await conn.scalar(
+    current = await conn.scalar(
         select(batch.c.launch_id).where(batch.c.batch_id == batch_id).with_for_update(key_share=True)
     )
-    if found is None:
+    if current is None:
         raise InvalidInput(f"batch_id: no batch {batch_id!r}")
-    check_launch(batch_id, found, launch_id)
+    # An activity that was delayed for long must not change the control of a later launch.
+    check_launch(batch_id, current, launch_id)
     await conn.execute(batch.update().where(batch.c.batch_id == batch_id).values(values))
 
 
-def check_launch(batch_id: str, current: str, speaking: str) -> None:
-    """Raises Fenced unless the launch that speaks is the current one; an empty one speaks for any."""
-    if speaking and speaking != current:
-        raise Fenced(f"batch {batch_id} belongs to launch {current}, not to {speaking}")
-
-
-async def batch_control(conn: AsyncConnection, batch_id: str) -> BatchControl:
-    """The control columns of a batch."""
-    row = (await conn.execute(select(tables.batch).where(tables.batch.c.batch_id == batch_id))).mappings().first()
-    if row is None:
-        raise InvalidInput(f"batch_id: no batch {batch_id!r}")
-    return BatchControl(
-        reason=row["control_reason"],
-        **{name: row[name] for name in BatchControl.__slots__ if name in row},
-    )
-
-
-async def counts(conn: AsyncConnection, batch_id: str) -> Counts:
-    """The roll call in numbers: planned = admitted + masked + running (queued included) + waiting."""
-    return Counts(**(await conn.execute(_COUNTS, {"batch_id": batch_id})).mappings().one())
-
-
-async def has_open_rows(conn: AsyncConnection, batch_id: str) -> bool:
-    """Whether any planned row is not final."""
-    return bool(await conn.scalar(_ANY_OPEN, {"batch_id": batch_id}))
-
-
-async def batch_is_whole(conn: AsyncConnection, batch_id: str) -> bool:
-    """Whether every planned row is final; notes the time when it is."""
-    if await conn.scalar(_ANY_OPEN, {"batch_id": batch_id}):
-        return False
-    batch = tables.batch
-    # once more under the lock: a rerun or a registration may have reopened it meanwhile
-    await conn.execute(select(batch.c.batch_id).where(batch.c.batch_id == batch_id).with_for_update(key_share=True))
-    if await conn.scalar(_ANY_OPEN, {"batch_id": batch_id}):
-        return False
-    await conn.execute(
-        batch.update().where(batch.c.batch_id == batch_id, batch.c.closed_at.is_(None)).values(closed_at=func.now())
-    )
-    return True
+async def _insert_attempts(conn: AsyncConnection, policy_name: str, rows: list[RowMapping]) -> None:
+    if not rows:
+        return
+    indexes = [(row["current_attempt"] or 0) + 1 for row in rows]
+    values = {
+        "keys": [row["rollout_key"] for row in rows],
+        "indexes": indexes,
+        "executions": [uuid.uuid4() for _ in rows],
+        "trajectories": [
+            trajectory_rollout_id(row, policy_name, index) for row, index in zip(rows, indexes, strict=True)
+        ],
+    }
+    await conn.execute(_SQL["insert_closed_attempts"], values)

@@ -6,68 +6,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, func, select, text
-from sqlalchemy.dialects.postgresql import ARRAY, BOOLEAN, INTEGER, TEXT, UUID, insert
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.contract import RecordedContract, difference
 from models.gym_results import ImportedRow
-from models.identity import BATCH_ID, canonical_json, derived_group_id, rollout_key
+from models.identity import BATCH_ID, canonical_json, derived_group_id, rollout_key, trajectory_rollout_id
 from models.outcome import RewardMode
 from models.task import TaskFilter
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import tables
-from rollbook.ledger.catalog import find_task_set, members_of
-from rollbook.ledger.identity import trajectory_rollout_id
+from rollbook.ledger.admission import IMPORTED
+from rollbook.ledger.catalog import Catalog, members_of
+from rollbook.ledger.planning import PLAN_DIGEST
 from rollbook.ledger.records import Registered
-from rollbook.ledger.register import PLAN_DIGEST
 from rollbook.ledger.sanitize import redact_text
-from rollbook.ledger.selection import Member, select_tasks
+from rollbook.ledger.sql import statements
+from rollbook.ledger.store import writes
+from rollbook.ledger.task_selection import Member, select_tasks
 
-KIND = "imported"
-"""Policy kind of a batch that ran elsewhere: it has no workflow and is never run again."""
-
-_ATTEMPTS = text("""
-    INSERT INTO attempt (rollout_key, attempt_index, workflow_id, run_id, claim, execution_id, trajectory_rollout_id,
-                         row_digest)
-    SELECT rollout_key, 1, rollout_key, 'import-' || execution_id, 1, execution_id, trajectory, ''
-    FROM unnest(:keys, :executions, :trajectories) AS new (rollout_key, execution_id, trajectory)
-""").bindparams(
-    bindparam("keys", type_=ARRAY(TEXT)),
-    bindparam("executions", type_=ARRAY(UUID)),
-    bindparam("trajectories", type_=ARRAY(TEXT)),
-)
-
-_DECISIONS = text("""
-    INSERT INTO admission (rollout_key, attempt_index, scope, decision_index, admitted, policy_id, reason, decided_by,
-                           evidence, row_digest)
-    SELECT rollout_key, 1, 'runtime', 1, admitted, policy_id, reason, 'import', evidence::jsonb, ''
-    FROM unnest(:keys, :admitted, :policies, :reasons, :evidence)
-        AS new (rollout_key, admitted, policy_id, reason, evidence)
-""").bindparams(
-    *(bindparam(name, type_=ARRAY(TEXT)) for name in ("keys", "policies", "reasons", "evidence")),
-    bindparam("admitted", type_=ARRAY(BOOLEAN)),
-)
-
-_FINAL = text("""
-    UPDATE rollout SET state = 'final', current_attempt = 1, selected_attempt = 1 WHERE rollout_key = ANY(:keys)
-""").bindparams(bindparam("keys", type_=ARRAY(TEXT)))
-
-_PLAN = text("""
-    INSERT INTO rollout (rollout_key, batch_id, domain, task_id, sample, task_digest, group_id, rollout_index,
-                         plan_order)
-    SELECT rollout_key, :batch_id, domain, task_id, sample, task_digest, group_id, sample, plan_order
-    FROM unnest(:keys, :domains, :ids, :samples, :digests, :groups, :orders)
-        AS new (rollout_key, domain, task_id, sample, task_digest, group_id, plan_order)
-""").bindparams(
-    *(bindparam(name, type_=ARRAY(TEXT)) for name in ("keys", "domains", "ids", "digests", "groups")),
-    *(bindparam(name, type_=ARRAY(INTEGER)) for name in ("samples", "orders")),
-)
+_SQL = statements("imports")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is imported, and as what."""
+    """Results to import, and the batch that they become."""
 
     batch_id: str
     deployment_id: str
@@ -79,7 +43,7 @@ class Source:
     rows: Sequence[ImportedRow]
     """In the order of the file, one per row."""
     lines: Sequence[int] = ()
-    """Where each of them stands in the file; by default one after another, from 1."""
+    """Line number of each of them; by default 1, 2, …."""
     model: str | None = None
     note: str = ""
 
@@ -95,23 +59,28 @@ class _Planned:
     order: int
 
 
-async def import_results(conn: AsyncConnection, source: Source) -> Registered:
-    """Import the results of a file as one finished batch; the same file again changes nothing.
+class Imports(Catalog):
+    """Import of results that ran elsewhere."""
 
-    Raises InvalidInput that names the row or the field, SpecConflict for a batch that exists with other content.
-    """
-    if not BATCH_ID.match(source.batch_id):
-        raise InvalidInput(f"batch_id: {source.batch_id!r}: letters, digits, '_', '.' and '-' only")
-    found = await find_task_set(conn, source.task_set)
-    planned = _plan(source, await members_of(conn, found.set_digest))
-    contract = _contract(source)
-    if not await _open(conn, source, contract):
-        return Registered(batch_id=source.batch_id, planned=len(planned), added=0, final=len(planned))
-    await _register(conn, source, contract, found.set_digest, planned)
-    await _record(conn, contract, planned)
-    batch = tables.batch
-    await conn.execute(batch.update().where(batch.c.batch_id == source.batch_id).values(closed_at=func.now()))
-    return Registered(batch_id=source.batch_id, planned=len(planned), added=len(planned), final=len(planned))
+    @writes
+    async def import_results(self, conn: AsyncConnection, source: Source) -> Registered:
+        """Import the results of a file as one finished batch; the same file again changes nothing.
+
+        Raises InvalidInput that names the row or the field, SpecConflict for a batch that exists with other content.
+        """
+        batch_id = source.batch_id
+        if not BATCH_ID.match(batch_id):
+            raise InvalidInput(f"batch_id: {batch_id!r}: letters, digits, '_', '.' and '-' only")
+        task_set = await self.on(conn).find_task_set(source.task_set)
+        planned = _plan(source, await members_of(conn, task_set.set_digest))
+        contract = _contract(source)
+        if not await _open(conn, source, contract):
+            return Registered(batch_id=batch_id, planned=len(planned), added=0, final=len(planned))
+        await _register(conn, source, contract, task_set.set_digest, planned)
+        await _record(conn, contract, planned)
+        batch = tables.batch
+        await conn.execute(batch.update().where(batch.c.batch_id == batch_id).values(closed_at=func.now()))
+        return Registered(batch_id=batch_id, planned=len(planned), added=len(planned), final=len(planned))
 
 
 def _plan(source: Source, members: list[Member]) -> list[_Planned]:
@@ -161,7 +130,7 @@ def _counts(lines: dict[tuple[str, int], int]) -> dict[str, int]:
 
 
 def _contract(source: Source) -> RecordedContract:
-    policy = {"kind": KIND} | ({"model": source.model} if source.model else {})
+    policy = {"kind": IMPORTED} | ({"model": source.model} if source.model else {})
     document = {
         "schema_version": 1,
         "policy": policy,
@@ -207,7 +176,7 @@ async def _register(
         by_count[len(ones)] += ones
     total = 0
     for index, (count, ones) in enumerate(sorted(by_count.items()), 1):
-        await conn.execute(_PLAN, _columns(source.batch_id, ones))
+        await conn.execute(_SQL["plan"], _columns(source.batch_id, ones))
         total += len(ones)
         launch_id = f"import-{index}"
         spec = {
@@ -227,7 +196,7 @@ async def _register(
             "set_digest": set_digest,
             "planned": total,
             "added": len(ones),
-            "plan_digest": await conn.scalar(text(PLAN_DIGEST), {"batch_id": source.batch_id}),
+            "plan_digest": await conn.scalar(PLAN_DIGEST, {"batch_id": source.batch_id}),
             "row_digest": "",
         }
         await conn.execute(tables.registration.insert().values(row))
@@ -255,7 +224,7 @@ async def _record(conn: AsyncConnection, contract: RecordedContract, planned: li
         "executions": [uuid.uuid4() for _ in planned],
         "trajectories": [trajectory_rollout_id(_identity(one), contract.policy.name, 1) for one in planned],
     }
-    await conn.execute(_ATTEMPTS, attempts)
+    await conn.execute(_SQL["insert_attempts"], attempts)
     await conn.execute(tables.outcome.insert(), [_outcome(one, contract.reward_mode) for one in planned])
     decisions = {
         "keys": keys,
@@ -264,8 +233,8 @@ async def _record(conn: AsyncConnection, contract: RecordedContract, planned: li
         "reasons": [redact_text(one.row.reason) for one in planned],
         "evidence": [canonical_json(redact_text({"row": one.number, **one.row.said})) for one in planned],
     }
-    await conn.execute(_DECISIONS, decisions)
-    await conn.execute(_FINAL, {"keys": keys})
+    await conn.execute(_SQL["insert_decisions"], decisions)
+    await conn.execute(_SQL["finish"], {"keys": keys})
 
 
 def _identity(one: _Planned) -> Any:

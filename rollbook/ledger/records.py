@@ -178,6 +178,8 @@ class StoredCall:
     policy_stop_reason: str | None
     completed: bool
     accepted: bool
+    decides: bool
+    """It is acted upon, or ends the episode by the policy's own output (a generated column)."""
     summary: str
     parse_error: str | None = None
     failure_kind: str | None = None
@@ -188,11 +190,6 @@ class StoredCall:
     tokens_sha256: str | None = None
     telemetry: dict[str, Any] | None = None
     said: dict[str, Any] | None = None
-
-    @property
-    def decides(self) -> bool:
-        """It is acted upon, or ends the episode by the policy's own output."""
-        return self.accepted or self.policy_stop_reason is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rollbook.ledger.schema_locks import at_once, lock
 from rollbook.ledger.tables import metadata
 
 SQL = Path(__file__).parent / "sql"
-SCRIPTS = ("seals.sql", "guards.sql", "views.sql", "grants.sql")
+SCRIPTS = ("row_digests.sql", "guards.sql", "views.sql", "grants.sql")
 """Loaded in this order after the revisions."""
 
 _KNOWN = text("SELECT to_regprocedure('schema_code()') IS NOT NULL")
@@ -49,9 +49,9 @@ def load_code(connection: Connection) -> None:
     parts = {name: hashlib.sha256(_read(name).encode()).hexdigest() for name in SCRIPTS}
     stale = {name for name in SCRIPTS if note.get("parts", {}).get(name) != parts[name]}
     views = re.findall(r"^CREATE VIEW (\w+)", _read("views.sql"), re.MULTILINE)
-    seals = re.findall(r"^CREATE OR REPLACE FUNCTION seal\(r (\w+)\)", _read("seals.sql"), re.MULTILINE)
-    if "seals.sql" in stale:
-        run_script(connection, _read("seals.sql"))
+    seals = re.findall(r"^CREATE OR REPLACE FUNCTION seal\(r (\w+)\)", _read("row_digests.sql"), re.MULTILINE)
+    if "row_digests.sql" in stale:
+        run_script(connection, _read("row_digests.sql"))
     others = views_of(connection) if "views.sql" in stale else []
     triggers = _load_guards(connection, [(table, name) for table, name in note.get("triggers", [])], others)
     if "views.sql" in stale:

@@ -10,7 +10,7 @@ from models.identity import digest
 from models.policy import ReplayPolicy
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
-from rollbook.ledger.recorded import Recorded
+from rollbook.ledger.reader import Recorded
 from rollbook.policies.base import Lookup
 from rollbook.policies.scripted import ScriptKind
 
@@ -44,7 +44,7 @@ def script_of(sources: list[Recorded]) -> dict[str, Any]:
     """The script that plays the recorded decisions again, step by step; a pure function of the records."""
     tasks = {}
     for source in sources:
-        steps = [_step(call) for call in source.calls if call["accepted"] or call["policy_stop_reason"]]
+        steps = [_step(call) for call in source.calls if call["decides"]]
         if not steps:
             raise InvalidInput(f"policy: attempt {source.attempt_index} of {source.key} decided nothing to replay")
         tasks[str(source.rollout["task_id"])] = {"steps": steps}

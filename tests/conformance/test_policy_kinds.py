@@ -22,7 +22,7 @@ from models.policy import PolicySpec
 from models.spec import BatchSpec, contract_of, read_spec
 from rollbook.errors import InvalidInput, RollbookError
 from rollbook.ledger import Ledger
-from rollbook.ledger.recorded import Recorded
+from rollbook.ledger.reader import Recorded
 from rollbook.ledger.records import AttemptContext, StoredCall
 from rollbook.policies import registry
 from rollbook.policies.base import Answer, CallLog, Policy, PolicyKind, Sources, Turn, summary_of
@@ -58,7 +58,7 @@ class MemoryLedger(Ledger):
     """What kinds ask of the ledger, in memory."""
 
     def __init__(self, policy: dict[str, Any]) -> None:
-        self.scripts = {"d" * 64: SCRIPT}
+        self.bodies = {"d" * 64: SCRIPT}
         self.policy = policy
 
     async def find_script(self, ref: str) -> str:
@@ -67,15 +67,21 @@ class MemoryLedger(Ledger):
         return "d" * 64
 
     async def script_body(self, script_digest: str) -> dict[str, Any]:
-        return self.scripts[script_digest]
+        return self.bodies[script_digest]
 
     async def register_script(self, name: str, body: dict[str, Any]) -> Any:
-        self.scripts[digest(body)] = body
+        self.bodies[digest(body)] = body
 
     async def recorded(self, rollout_key: str, attempt: int | None = None) -> Recorded:
         if rollout_key == "missing":
             raise InvalidInput(f"rollout: the ledger has no rollout {rollout_key!r}")
-        call = {"accepted": True, "policy_stop_reason": None, "actions": ["WAIT"], "terminal_action": "DONE"}
+        call = {
+            "accepted": True,
+            "decides": True,
+            "policy_stop_reason": None,
+            "actions": ["WAIT"],
+            "terminal_action": "DONE",
+        }
         rollout = {"rollout_key": rollout_key, "task_id": TASK}
         return Recorded(rollout, {"attempt_index": 1}, None, [call], [], {})
 
@@ -101,6 +107,7 @@ class MemoryLog:
             policy_stop_reason=answer.policy_stop_reason,
             completed=answer.completed,
             accepted=answer.accepted,
+            decides=answer.accepted or answer.policy_stop_reason is not None,
             summary=summary_of(answer),
             parse_error=answer.parse_error,
             failure_kind=answer.failure_kind,

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from rollbook.ledger.engine import transaction
-from rollbook.ledger.facets import attempts, batches, catalog, desktops, reconciliation, revisions
+from rollbook.ledger import store
+from rollbook.ledger.store import transaction
 from tests.support.ledger import rows
 from tests.support.system import null_spec, running_system, small_tasks, system_settings
 
@@ -48,8 +48,7 @@ async def test_no_answer_is_needed_for_the_truth(
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("four", small_tasks(4))
         unreliable = Unreliable(seed=3)
-        for facet in (attempts, batches, catalog, desktops, reconciliation, revisions):
-            monkeypatch.setattr(facet, "transaction", unreliable.transaction)
+        monkeypatch.setattr(store, "transaction", unreliable.transaction)
         spec = null_spec("four", concurrency=4, seed=7, policy={"kind": "noop", "waits": 2})
         result = await system.run_batch(spec, "lost")
         monkeypatch.undo()

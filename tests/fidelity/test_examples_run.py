@@ -11,7 +11,7 @@ from typing import Any
 import docker
 import pytest
 
-from rollbook.ledger.queries import Reader
+from rollbook.ledger.reader import Reader
 from tests.fidelity.conftest import example
 from tests.support.model_server import recorded
 from tests.support.servers import containers_of

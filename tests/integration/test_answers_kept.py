@@ -22,7 +22,7 @@ from activities.policy import PolicyActivities
 from models.batch import RegisterBatch
 from models.episode import AttemptRef, DecideRequest, Decision, Observation
 from models.spec import read_spec
-from rollbook.ledger.recorded import Recorded
+from rollbook.ledger.reader import Recorded
 from rollbook.policies.base import Answer
 from rollbook.policies.call_log import LedgerCallLog, Unstorable
 from rollbook.sandboxes.null import PIXEL

@@ -435,14 +435,14 @@ async def test_an_export_tells_of_one_moment(kit: Kit, tmp_path: Path, form: str
 
 
 async def test_an_export_cannot_write(kit: Kit) -> None:
-    async with kit.ledger.snapshot() as seen:
+    async with kit.ledger.snapshot() as seen, seen.transaction() as conn:
         with pytest.raises(InternalError, match="read-only transaction"):
-            await seen._conn.execute(text("UPDATE rollout SET state = 'waiting'"))
+            await conn.execute(text("UPDATE rollout SET state = 'waiting'"))
 
 
 async def members_of(kit: Kit) -> dict[str, Any]:
     async with kit.ledger.snapshot() as seen:
-        return await seen.members_of(kit.batch_id)
+        return await seen.group_statistics(kit.batch_id)
 
 
 async def test_a_half_group_is_seen_to_be_half(kit: Kit, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from rollbook.evidence.exact import exact_envelope
 from rollbook.evidence.load import load_calls
 from rollbook.evidence.verify import verify
-from rollbook.ledger.recorded import Recorded
+from rollbook.ledger.reader import Recorded
 from rollbook.policies.client.errors import BODY_LIMIT
 from rollbook.policies.protocols.registry import PARSERS
 from tests.doubles.model_server import Call, Reply

@@ -206,7 +206,7 @@ async def test_rerun_of_masked_failed_named_and_admitted(system: System) -> None
             system, "SELECT rollout_key FROM rollout_result WHERE batch_id = 'rerun' AND admitted ORDER BY 1 LIMIT 2"
         )
     ]
-    with pytest.raises(Exception, match="best-of-n in disguise"):
+    with pytest.raises(Exception, match="best of several attempts"):
         await system.ledger.request_rerun("rerun", admitted[:1], **said)
     with pytest.raises(Exception, match="reason: say why"):
         await system.ledger.request_rerun("rerun", admitted[:1], reason=" ", requested_by="ann", supersede=True)

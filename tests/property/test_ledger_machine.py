@@ -22,8 +22,8 @@ from models.admission import POLICIES, AdmissionDecision
 from models.batch import Control
 from rollbook.errors import Fenced, InvalidInput, LedgerConflict, SpecConflict
 from rollbook.ledger import Ledger
+from rollbook.ledger.admission import Rule
 from rollbook.ledger.migrate import upgrade
-from rollbook.ledger.redecide import Rule
 from tests.support.ledger import DEPLOYMENT, NAMESPACE, Kit, make_tasks, rows
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rollbook.ledger.recorded import Recorded
+from rollbook.ledger.reader import Recorded
 from tests.doubles.model_server import Call, ModelServer
 from tests.support.system import System, null_spec, running_system, system_settings
 

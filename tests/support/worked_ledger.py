@@ -22,7 +22,7 @@ from models.admission import AdmissionDecision, Scope
 from models.episode import DesktopRef, FinalizeRequest, Observation
 from models.task import Task, read_task
 from rollbook.ledger import Ledger, ModelCall
-from rollbook.ledger.redecide import Rule
+from rollbook.ledger.admission import Rule
 from tests.support.ledger import Kit, artifact, facts, make_task, ref
 
 OS = "5ea617a3-0e86-4ba6-aab2-dac9aa2e8d57"

@@ -30,9 +30,9 @@ from rollbook.cli.state import eta_s, state_of
 from rollbook.cli.submit import default_batch_id, load_spec, read_batch_id
 from rollbook.config.settings import load_settings
 from rollbook.errors import ConfigError, InvalidInput, SpecConflict
-from rollbook.ledger.queries import BatchRow
+from rollbook.ledger.reader import BatchRow
 from rollbook.ledger.records import Lease
-from rollbook.ledger.selection import Planned
+from rollbook.ledger.task_selection import Planned
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxInfo, SandboxStatus
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)

@@ -17,7 +17,7 @@ from rollbook.evidence.load import CallEvidence, Loaded, Tokens
 from rollbook.evidence.segments import place
 from rollbook.evidence.trajectory import trajectory_contract
 from rollbook.export.training_rows import rows_of
-from rollbook.ledger.recorded import Recorded
+from rollbook.ledger.reader import Recorded
 from rollbook.ledger.records import StoredCall
 from rollbook.policies.agent import Agent, AgentTask, Screen
 from rollbook.policies.protocols.base import MediaRef
@@ -40,6 +40,7 @@ def row(step: int, parse_attempt: int = 1, **changes: Any) -> dict[str, Any]:
         "policy_stop_reason": None,
         "completed": True,
         "accepted": True,
+        "decides": True,
         "summary": "",
         "parse_error": None,
         "failure_kind": None,
@@ -216,7 +217,14 @@ def test_loss_bears_what_was_sampled_and_admitted() -> None:
 def failed(step: int, parse_attempt: int, kind: str, **changes: Any) -> dict[str, Any]:
     completed = kind in ("unparseable", "empty_response", "output_truncated")
     return row(
-        step, parse_attempt, completed=completed, accepted=False, failure_kind=kind, parse_error=f"{kind}!", **changes
+        step,
+        parse_attempt,
+        completed=completed,
+        accepted=False,
+        decides=False,
+        failure_kind=kind,
+        parse_error=f"{kind}!",
+        **changes,
     )
 
 

@@ -12,7 +12,7 @@ from models.contract import Resolved
 from models.spec import contract_of, read_spec
 from rollbook.errors import ArtifactError
 from rollbook.evidence.verify import verify
-from rollbook.ledger.recorded import Recorded
+from rollbook.ledger.reader import Recorded
 from rollbook.policies import imaging, screen
 from rollbook.policies.agent import Agent, AgentTask
 from rollbook.policies.client import ChatRequest
@@ -64,6 +64,7 @@ def one_call(store: Store, pixels: int | None) -> Recorded:
         "policy_stop_reason": None,
         "completed": False,
         "accepted": False,
+        "decides": False,
         "summary": "transport_error",
         "parse_error": "reset",
         "failure_kind": "transport_error",

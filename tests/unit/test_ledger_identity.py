@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from rollbook.ledger.identity import trajectory_rollout_id
+from models.identity import trajectory_rollout_id
 
 ROW: dict[str, Any] = {
     "task_id": "t-1",

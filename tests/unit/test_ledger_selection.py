@@ -4,7 +4,7 @@ import pytest
 
 from models.task import TaskFilter
 from rollbook.errors import InvalidInput, SpecConflict
-from rollbook.ledger.selection import Member, Planned, compare, select_tasks
+from rollbook.ledger.task_selection import Member, Planned, compare, select_tasks
 
 MEMBERS = [
     Member("vlc", "v-1", "d1"),

@@ -1,6 +1,6 @@
 -- Guards: what no client may do, whatever its role; the owner of the tables included.
 --
--- Loaded by every migration run (rollbook.ledger.migrate), after seals.sql, and replaced as a whole. SQLSTATE RB001.
+-- Loaded by every migration run (rollbook.ledger.migrate), after row_digests.sql, and replaced as a whole. SQLSTATE RB001.
 -- A guard first locks the rollout row and then looks, in separate statements: a single statement would decide on a
 -- snapshot from before the lock. Its names mean the ledger's own tables, whatever the session's search_path says (the
 -- end of this file): a temporary table of the same name would otherwise answer in their place.
@@ -152,7 +152,7 @@ BEGIN
             AND attempt_index = row_.selected_attempt AND scope = 'runtime'
             ORDER BY decision_index DESC LIMIT 1)) THEN
         RAISE EXCEPTION 'rollout %: it counts, or did before it was masked; running it again needs supersede', NEW.rollout_key
-            USING ERRCODE = 'RB001', HINT = 'say supersede and give a reason; otherwise it is best-of-n in disguise';
+            USING ERRCODE = 'RB001', HINT = 'set supersede and give a reason; otherwise re-running selects the best of several attempts';
     END IF;
     RETURN NEW;
 END $$;
@@ -202,7 +202,7 @@ CREATE OR REPLACE FUNCTION guard_turn() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NEW.step > 0 AND NOT EXISTS (
         SELECT FROM model_call WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index
-            AND step = NEW.step AND (accepted OR policy_stop_reason IS NOT NULL)) THEN
+            AND step = NEW.step AND decides) THEN
         RAISE EXCEPTION 'rollout %: no model call decided step % of attempt %', NEW.rollout_key, NEW.step,
             NEW.attempt_index USING ERRCODE = 'RB001';
     END IF;
@@ -267,7 +267,7 @@ BEGIN
 END $$;
 
 -- How the policy or the step limit ended an attempt is what the call that decided its last step says, the steps are
--- those that were decided and seen, and the evidence is counted. rollbook.ledger.borne_out masks an episode's end that
+-- those that were decided and seen, and the evidence is counted. rollbook.ledger.outcomes masks an episode's end that
 -- does not follow; who ends an attempt from outside knows nothing of its steps.
 CREATE OR REPLACE FUNCTION guard_outcome_said() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
@@ -283,7 +283,7 @@ BEGIN
         (jsonb_array_length(actions) = 0 AND num_nonnulls(terminal_action, policy_stop_reason) > 0)::integer AS unseen
     INTO last_ FROM model_call
     WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index
-        AND (accepted OR policy_stop_reason IS NOT NULL)
+        AND decides
     ORDER BY step DESC LIMIT 1;
     IF NEW.closed_by IN ('claim', 'cancel', 'reconcile') AND (said_end OR NEW.steps <> 0) THEN
         RAISE EXCEPTION 'rollout %: % ends attempt % from outside and knows nothing of its steps', NEW.rollout_key,

@@ -1,7 +1,6 @@
 """What was seen, said and done, step by step. The bytes are artifacts."""
 
-from sqlalchemy import Boolean, Column, ForeignKey, Index, Table
-from sqlalchemy import text as text_
+from sqlalchemy import Boolean, Column, Computed, ForeignKey, Index, Table
 
 from models.outcome import POLICY_STOPS
 from rollbook.ledger.tables.base import (
@@ -86,6 +85,12 @@ model_call = Table(
     _artifact("image_sha256", "the current screen as sent, after scaling"),
     _artifact("tokens_sha256", "token ids and logprobs as the server gave them"),
     Column("said", Jsonb, comment="content, reasoning and tool calls of the reply; the thought and action text kept"),
+    Column(
+        "decides",
+        Boolean,
+        Computed("accepted OR policy_stop_reason IS NOT NULL", persisted=True),
+        comment="the call decides its step: it is acted upon or ends the episode; at most one per step, generated",
+    ),
     to_attempt(),
     check("model_call_numbers", "step >= 1 AND parse_attempt >= 1"),
     check("model_call_actions", "jsonb_typeof(actions) = 'array'"),
@@ -107,13 +112,11 @@ model_call = Table(
     check("model_call_latency", "latency_s IS NULL OR (latency_s >= 0 AND latency_s < 'Infinity')"),
     comment="one call of the policy, committed before it is acted upon",
 )
-DECIDES = "accepted OR policy_stop_reason IS NOT NULL"
-"""A call that is acted upon, or ends the episode by the policy's own output: one per step."""
 Index(
     "model_call_decides_idx",
     model_call.c.rollout_key,
     model_call.c.attempt_index,
     model_call.c.step,
     unique=True,
-    postgresql_where=text_(DECIDES),
+    postgresql_where=model_call.c.decides,
 )

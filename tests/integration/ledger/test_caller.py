@@ -10,7 +10,7 @@ from sqlalchemy import text
 from models.identity import derived_group_id, scoped_group_id, scoped_rollout_id
 from rollbook.errors import InvalidInput, LedgerConflict, SpecConflict
 from rollbook.ledger import Ledger
-from rollbook.ledger.engine import transaction
+from rollbook.ledger.store import transaction
 from tests.support.ledger import Kit, behind_the_guards, rows
 
 IDS = {"ids": ["task-000", "task-001"]}

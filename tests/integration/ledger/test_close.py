@@ -82,7 +82,7 @@ async def test_an_admitted_rollout_runs_again_only_on_record(kit: Kit) -> None:
     await kit.run(keys[0], score=0.0)
     ask = kit.ledger.request_rerun
     for which in ("all", [keys[0]]):
-        with pytest.raises(InvalidInput, match="best-of-n"):
+        with pytest.raises(InvalidInput, match="best of several attempts"):
             await ask(kit.batch_id, which, reason="hope", requested_by="ann")
     with pytest.raises(InvalidInput, match="reason"):
         await ask(kit.batch_id, "all", reason=" ", requested_by="ann", supersede=True)

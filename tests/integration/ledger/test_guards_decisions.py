@@ -16,7 +16,7 @@ from models.admission import (
 from models.episode import Observation
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger, ModelCall
-from rollbook.ledger.redecide import Rule
+from rollbook.ledger.admission import Rule
 from tests.support.hostile import admission, attack, ending
 from tests.support.ledger import Kit, artifact, behind_the_guards, ref, rows
 

@@ -9,8 +9,7 @@ from sqlalchemy import text
 from models.admission import LEGACY_POLICY, POLICIES, RECONCILED_POLICY, RUNTIME_POLICY
 from models.outcome import Infra
 from rollbook.ledger import Ledger, ModelCall
-from rollbook.ledger.audit import checks
-from rollbook.ledger.schema_code import SQL
+from rollbook.ledger.sql import SQL, statements
 from rollbook.ledger.tables.evidence import FAILURE_KINDS
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT
 from rollbook.policies.protocols.base import STOP_REASONS
@@ -101,11 +100,11 @@ async def test_an_end_without_a_call_is_refused_and_found(victim: Kit, ledger: L
         ending(horizon, **limit, steps="15"),
         ending(early, **limit, steps="1"),
     ]
-    for statements in forged:
-        assert re.search("did not end so|step limit", await attack(victim.ledger, *statements))
+    for changes in forged:
+        assert re.search("did not end so|step limit", await attack(victim.ledger, *changes))
     await victim.clean()
-    for statements in (forged[1], forged[2], forged[4]):
-        for statement in statements:
+    for changes in (forged[1], forged[2], forged[4]):
+        for statement in changes:
             await behind_the_guards(ledger, statement)
     found = {finding.subject for finding in (await ledger.audit(victim.batch_id)).findings if finding.kind == "facts"}
     assert found == {done, horizon, early}
@@ -154,7 +153,7 @@ async def test_what_the_guards_refuse_is_found_by_the_audit(kit: Kit, change: st
             await conn.execute(text(f"ALTER TABLE outcome DROP CONSTRAINT {name}"))
         await conn.execute(text(change), {"key": key})
         found = set()
-        for name, query in checks().items():
+        for name, query in statements("audit_checks").items():
             if (await conn.execute(query, {"batch_id": kit.batch_id})).first():
                 found.add(name)
         await conn.rollback()
@@ -258,7 +257,7 @@ async def test_nobody_decides_in_anothers_name(
 
 
 def test_every_policy_of_ours_is_guarded() -> None:
-    for script in ("guards.sql", "audit.sql"):
+    for script in ("guards.sql", "audit_checks.sql"):
         said = (SQL / script).read_text()
         for policy_id in (*POLICIES, LEGACY_POLICY, RECONCILED_POLICY):
             assert f"'{policy_id}'" in said, (script, policy_id)

@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from rollbook.errors import LedgerConflict
 from rollbook.ledger import Ledger, tables
-from rollbook.ledger.engine import transaction
+from rollbook.ledger.store import transaction
 from tests.support.hostile import HONEST, OUTCOME, admission, attack
 from tests.support.ledger import Kit, behind_the_guards, make_tasks, rows
 

@@ -14,8 +14,8 @@ from rollbook.cli import main
 from rollbook.cli.files import read_json_lines
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.export.gym import export_gym
+from rollbook.ledger.admission import Rule
 from rollbook.ledger.imports import Source
-from rollbook.ledger.redecide import Rule
 from tests.support.ledger import DEPLOYMENT, NAMESPACE, Kit, rows
 
 

@@ -8,9 +8,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from rollbook.ledger import Ledger
-from rollbook.ledger.commits import commit_evaluation
-from rollbook.ledger.engine import transaction
 from rollbook.ledger.records import Evaluation
+from rollbook.ledger.store import transaction
 from tests.support.hostile import ending
 from tests.support.ledger import Kit, behind_the_guards, make_tasks, ref
 
@@ -69,7 +68,7 @@ async def test_the_database_may_have_another_default(odd: Ledger) -> None:
     context = await odd.attempt_context(ref(key, 1), "run-1")
     async with transaction(odd.engine) as conn:
         evaluation = Evaluation(completed=True, score=0.25, task_digest=context.task_digest)
-        await commit_evaluation(conn, ref(key, 1), "run-1", evaluation)
+        await odd.on(conn).commit_evaluation(ref(key, 1), "run-1", evaluation)
         janitor = asyncio.create_task(odd.close_reconciled(key, 1, "gone"))
         done, _ = await asyncio.wait({janitor}, timeout=0.3)
         assert not done, "it waits for the lock"

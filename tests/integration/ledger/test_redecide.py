@@ -13,7 +13,7 @@ from models.episode import FinalizeRequest, Observation
 from rollbook.cli import main
 from rollbook.errors import InvalidInput
 from rollbook.ledger import ModelCall
-from rollbook.ledger.redecide import Rule
+from rollbook.ledger.admission import Rule
 from tests.support.ledger import Kit, artifact, facts, ref, rows
 
 DOUBT, RUNTIME = "exclude-in-doubt-v1", "osworld-runtime-admission-v1"

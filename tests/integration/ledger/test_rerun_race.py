@@ -6,9 +6,8 @@ import pytest
 
 from models.admission import AdmissionDecision, Scope
 from rollbook.errors import InvalidInput
-from rollbook.ledger import decisions
-from rollbook.ledger.engine import transaction
-from rollbook.ledger.rerun import Selector
+from rollbook.ledger.admission import Selector
+from rollbook.ledger.store import transaction
 from tests.support.ledger import Kit, rows
 from tests.support.waiting import until
 
@@ -25,7 +24,7 @@ def by_hand(admitted: bool) -> AdmissionDecision:
 async def _rerun_while_deciding(kit: Kit, key: str, admitted: bool, which: Selector | list[str]) -> list[str]:
     """Ask for a rerun while a decision by hand holds the row and is not committed yet."""
     async with transaction(kit.ledger.engine) as conn:
-        await decisions.decide_admission(conn, key, by_hand(admitted), decided_by="ann")
+        await kit.ledger.on(conn).decide_admission(key, by_hand(admitted), decided_by="ann")
         asked = asyncio.create_task(kit.ledger.request_rerun(kit.batch_id, which, reason="again", requested_by="bob"))
         await until("the rerun waits for the row", lambda: _someone_waits(kit), 20)
     return await asked

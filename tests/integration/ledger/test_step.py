@@ -5,7 +5,7 @@ import pytest
 from models.episode import Observation
 from rollbook.errors import Fenced
 from rollbook.ledger import ModelCall
-from rollbook.ledger.steps import Contexts
+from rollbook.ledger.fence import ContextCache
 from tests.support.ledger import Kit, artifact, ref
 
 
@@ -46,7 +46,7 @@ async def test_a_remembered_attempt_is_fenced_all_the_same(kit: Kit) -> None:
 
 
 async def test_no_more_is_remembered_than_there_is_room_for(kit: Kit) -> None:
-    keys, contexts = (await kit.keys())[:3], Contexts(size=2)
+    keys, contexts = (await kit.keys())[:3], ContextCache(size=2)
     async with kit.ledger.engine.connect() as conn:
         for key in keys:
             await kit.claim(key)

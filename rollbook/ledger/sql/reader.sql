@@ -1,4 +1,4 @@
--- What people ask the ledger (rollbook.ledger.queries): named queries, reads only.
+-- Statements of rollbook.ledger.reader: reads only.
 
 -- name: one_batch
 SELECT batch.*, launch.launch_index, launch.spec, launch.set_digest, launch.registered_at,
@@ -50,9 +50,9 @@ FROM rollout_result WHERE batch_id = :batch_id ORDER BY plan_order;
 
 -- name: find
 SELECT rollout_key FROM rollout
-WHERE rollout_key = :given
-   OR left(rollout_key, length(:given)) = :given OR right(rollout_key, length(:given)) = :given
-ORDER BY rollout_key = :given DESC, planned_at DESC, rollout_key LIMIT :limit;
+WHERE rollout_key = :part
+   OR left(rollout_key, length(:part)) = :part OR right(rollout_key, length(:part)) = :part
+ORDER BY rollout_key = :part DESC, planned_at DESC, rollout_key LIMIT :limit;
 
 -- name: last_screens
 SELECT DISTINCT ON (rollout_key) rollout_key, screenshot_sha256
@@ -113,7 +113,7 @@ SELECT DISTINCT ON (name) name, script_digest, registered_at,
 FROM policy_script_name AS named ORDER BY name, registration DESC;
 
 -- name: planned
-SELECT domain, task_id, task_digest, count(*) FROM rollout WHERE batch_id = :batch_id
+SELECT domain, task_id, task_digest, count(*) AS samples FROM rollout WHERE batch_id = :batch_id
 GROUP BY domain, task_id, task_digest;
 
 -- name: scoreboard
@@ -127,3 +127,52 @@ SELECT * FROM sample_spread WHERE batch_id = :batch_id;
 
 -- name: members
 SELECT domain, task_id, task_digest FROM task_set_member WHERE set_digest = :set_digest;
+
+-- name: counts
+SELECT count(*) AS planned,
+       count(*) FILTER (WHERE state = 'waiting') AS waiting,
+       count(*) FILTER (WHERE state IN ('queued', 'running')) AS running,
+       count(*) FILTER (WHERE state = 'final' AND admitted) AS admitted,
+       count(*) FILTER (WHERE state = 'final' AND NOT coalesce(admitted, false)) AS masked
+FROM rollout LEFT JOIN current_admission AS decision
+    ON decision.rollout_key = rollout.rollout_key AND decision.attempt_index = rollout.selected_attempt
+    AND decision.scope = 'runtime'
+WHERE batch_id = :batch_id;
+
+-- name: launched_spec
+SELECT spec FROM registration WHERE batch_id = :batch_id ORDER BY launch_index DESC LIMIT 1;
+
+-- name: batch
+SELECT batch_id, contract, contract_digest, deployment_id, purpose, created_at FROM batch WHERE batch_id = :batch_id;
+
+-- name: planned_rollouts
+SELECT rollout_key, domain, task_id, sample, state, selected_attempt, plan_order,
+       admitted, score
+FROM rollout_result WHERE batch_id = :batch_id ORDER BY plan_order;
+
+-- name: group_statistics
+SELECT rollout_key, group_planned, group_members, group_valid, group_baseline, group_advantage,
+       training_admitted, training_reason, trainable
+FROM training_rows WHERE batch_id = :batch_id;
+
+-- name: planned_rollout
+SELECT rollout.*, batch.contract, batch.contract_digest, batch.deployment_id, task.document
+FROM rollout JOIN batch USING (batch_id) JOIN task USING (task_digest) WHERE rollout_key = :key;
+
+-- name: attempt
+SELECT * FROM attempt WHERE rollout_key = :key AND attempt_index = :attempt;
+
+-- name: outcome
+SELECT * FROM outcome WHERE rollout_key = :key AND attempt_index = :attempt;
+
+-- name: calls
+SELECT * FROM model_call WHERE rollout_key = :key AND attempt_index = :attempt ORDER BY step, parse_attempt;
+
+-- name: turns
+SELECT turn.*, artifact.size_bytes AS screenshot_bytes
+FROM turn LEFT JOIN artifact ON artifact.sha256 = turn.screenshot_sha256
+WHERE rollout_key = :key AND attempt_index = :attempt ORDER BY step;
+
+-- name: decisions_in_force
+SELECT scope, admitted, reason, policy_id, decided_by, decision_index FROM current_admission
+WHERE rollout_key = :key AND attempt_index = :attempt ORDER BY scope;
