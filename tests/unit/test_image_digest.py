@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollbook.errors import ConfigError, InvalidInput
-from rollbook.sandboxes.docker import image, image_apt
+from rollbook.sandboxes.docker import image, image_build
 from rollbook.sandboxes.docker.image import context_dir, image_tag, input_files, inputs_digest
 
 
@@ -97,57 +97,53 @@ def test_no_engine_is_an_error_that_says_so(
     assert "no Docker engine answers" in capsys.readouterr().err
 
 
-DEB822 = """
-# a comment
-Types: deb
-URIs: http://mirror.example/debian/
-Suites: bookworm bookworm-updates
-Components: main contrib
-
-Types: deb
-URIs: http://mirror.example/debian-security
-Suites: bookworm-security
-Components: main
-
-Enabled: no
-Types: deb
-URIs: http://off.example/debian
-Suites: bookworm
-Components: main
+APT_GET = """#!/bin/sh
+echo "bookworm main http://mirror.example/debian/"
+echo "bookworm contrib http://contrib.example/debian/"
+echo "bookworm main http://second.example/debian/"
+echo "bookworm-security main http://mirror.example/debian-security/"
+echo "nodistro main https://node.example/"
 """
 
 
-def test_apt_sources_are_read_in_both_formats() -> None:
-    assert image_apt.deb822_entries(DEB822) == [
-        ("http://mirror.example/debian/", "bookworm"),
-        ("http://mirror.example/debian/", "bookworm-updates"),
-        ("http://mirror.example/debian-security", "bookworm-security"),
-    ]
-    one_line = "deb [arch=amd64] https://m.example/debian bookworm main\n# deb http://no/ bookworm main\n"
-    assert image_apt.one_line_entries(one_line) == [("https://m.example/debian", "bookworm")]
+def test_the_mirrors_of_this_machine_are_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "apt-get"
+    program.write_text(APT_GET)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("ROLLBOOK_APT_MIRROR", raising=False)
+    settings = image_build.apt_of_this_machine()
+    assert settings.mirror == "http://mirror.example/debian"
+    assert settings.security == "http://mirror.example/debian-security"
+
+
+def test_without_apt_the_public_mirror_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("ROLLBOOK_APT_MIRROR", raising=False)
+    assert image_build.apt_of_this_machine() == image_build.AptSettings()
 
 
 def test_a_password_in_a_mirror_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLBOOK_APT_MIRROR", "https://me:secret@mirror.example/debian")
     with pytest.raises(ConfigError, match="ROLLBOOK_APT_MIRROR") as refusal:
-        image_apt.of_this_machine()
+        image_build.apt_of_this_machine()
     assert "secret" not in str(refusal.value)
 
 
 def test_a_named_mirror_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ROLLBOOK_APT_MIRROR", "http://127.0.0.1:3142/debian/")
-    monkeypatch.setattr(image_apt, "_options", lambda: ())
-    settings = image_apt.of_this_machine()
+    monkeypatch.setattr(image_build, "_apt_options", lambda: ())
+    settings = image_build.apt_of_this_machine()
     assert settings.mirror == "http://127.0.0.1:3142/debian"
     assert settings.security == "http://127.0.0.1:3142/debian-security"
     assert settings.needs_host_network
-    image_apt.write(settings, tmp_path / "apt")
+    image_build.write_apt(settings, tmp_path / "apt")
     assert "3142" in (tmp_path / "apt" / "sources.list").read_text()
     assert (tmp_path / "apt" / "apt.conf").read_text() == ""
 
 
 def test_apts_proxy_is_handed_to_debootstrap() -> None:
     options = ('Acquire::http::Proxy "http://proxy.example:3128/";', 'Acquire::https::Proxy "DIRECT";')
-    settings = image_apt.AptSettings(options=options)
+    settings = image_build.AptSettings(options=options)
     assert settings.proxy_environment() == {"http_proxy": "http://proxy.example:3128/"}
     assert not settings.needs_host_network

@@ -130,9 +130,9 @@ def _exists(client: docker.DockerClient, tag: str) -> bool:
 
 @contextlib.contextmanager
 def _only_one_at_a_time(log: Callable[[str], None]) -> Iterator[None]:
-    """A lock per machine, also between users (a reader may lock a file that another user made)."""
+    """Hold the lock of this machine, which all of its users share."""
     path = Path(tempfile.gettempdir()) / "rollbook-desktop-image.lock"
-    try:
+    try:  # `filelock` cannot: it must open the file for writing, which the kernel denies other users in /tmp
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except PermissionError:
         descriptor = os.open(path, os.O_RDONLY)

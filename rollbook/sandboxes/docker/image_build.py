@@ -1,6 +1,11 @@
-"""Building the desktop image: a Debian base, wheels and apt settings from this machine, one `docker build`."""
+"""Building the desktop image: a Debian base, wheels and apt settings from this machine, one `docker build`.
+
+No mirror is named here but Debian's public one: others come from this machine's own apt settings or from
+`ROLLBOOK_APT_MIRROR` (URL of a Debian mirror). The settings are removed again in the layer that uses them.
+"""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,21 +14,28 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import docker
 import requests
 from docker.errors import APIError, BuildError, DockerException, ImageNotFound
 
+from rollbook.config.settings import load_settings
 from rollbook.errors import ConfigError, SandboxStartFailed
-from rollbook.sandboxes.docker import image_apt
-from rollbook.sandboxes.docker.engine import docker_client
+from rollbook.sandboxes.docker.engine import docker_client, explain
 
 ENGINE_TIMEOUT_S = 900
 PULL_TIMEOUT_S = 60
 """How long a pull may be silent before `auto` builds the base itself."""
 PUBLIC_BASE = "debian:bookworm-slim"
+PUBLIC_MIRROR = "http://deb.debian.org/debian"
+PUBLIC_SECURITY = "http://deb.debian.org/debian-security"
 SUITE = "bookworm"
+KEPT_OPTIONS = re.compile(r"^Acquire::(https?::|Check-Valid-Until|Check-Date|Retries|ForceIPv4)")
+HOST_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+CERTIFICATES_IN_BUILD = "/tmp/build/apt/ca.crt"
 NEEDED_ENGINE_BYTES = 3_000_000_000
 NEEDED_TEMP_BYTES = 700_000_000
 NOT_NEEDED = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "var/lib/apt/lists")
@@ -32,17 +44,36 @@ NOT_NEEDED = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/loc
 Log = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class AptSettings:
+    """Mirror and security mirror (URLs), and lines of apt.conf."""
+
+    mirror: str = PUBLIC_MIRROR
+    security: str | None = PUBLIC_SECURITY
+    options: tuple[str, ...] = ()
+
+    @property
+    def needs_host_network(self) -> bool:
+        """Whether something is reached through this machine's loopback (a caching proxy, as a rule)."""
+        return bool(re.search(r"//(127\.|localhost|\[::1\])", " ".join([self.mirror, *self.options])))
+
+    def proxy_environment(self) -> dict[str, str]:
+        """apt's proxies as the variables that debootstrap's downloader knows."""
+        found = (re.match(r'Acquire::(https?)::Proxy "(http[^"]+)";', line) for line in self.options)
+        return {f"{match[1]}_proxy": match[2] for match in found if match}
+
+
 def build(client: docker.DockerClient, source: Path, variant: str, base: str, tag: str, digest: str, log: Log) -> None:
     """Build and tag the image. Raises ConfigError for what is missing, SandboxStartFailed for a failed build."""
     started = time.monotonic()
     _check_space(client)
-    apt = image_apt.of_this_machine()
+    apt = apt_of_this_machine()
     kind, base_image = _base_image(client, base, apt, log)
     with tempfile.TemporaryDirectory(prefix="rollbook-image-") as scratch:
         context = Path(scratch) / "context"
         shutil.copytree(source, context, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", ".*_cache"))
         _wheels(context, log)
-        image_apt.write(apt, context / "apt")
+        write_apt(apt, context / "apt")
         log(f"building {tag} on {base_image}")
         labels = {"rollbook.variant": variant, "rollbook.inputs": digest, "rollbook.base": kind}
         arguments = {"BASE_IMAGE": base_image, "VARIANT": variant}
@@ -57,7 +88,7 @@ def _docker_build(
     tag: str,
     arguments: dict[str, str],
     labels: dict[str, str],
-    apt: image_apt.AptSettings,
+    apt: AptSettings,
     log: Log,
 ) -> None:
     last: deque[str] = deque(maxlen=25)
@@ -84,7 +115,7 @@ def _docker_build(
         raise SandboxStartFailed(f"the desktop image could not be built: {error}") from error
 
 
-def _base_image(client: docker.DockerClient, base: str, apt: image_apt.AptSettings, log: Log) -> tuple[str, str]:
+def _base_image(client: docker.DockerClient, base: str, apt: AptSettings, log: Log) -> tuple[str, str]:
     """The kind of base that is used in the end (`pull` or `debootstrap`), and its image."""
     if base in ("auto", "pull"):
         problem = _pull(client, log)
@@ -106,17 +137,15 @@ def _pull(client: docker.DockerClient, log: Log) -> str | None:
         return None
     except ImageNotFound:
         log(f"pulling {PUBLIC_BASE}")
-    puller = docker_client(PULL_TIMEOUT_S)
     try:
-        puller.images.pull(PUBLIC_BASE)
+        with closing(docker_client(PULL_TIMEOUT_S)) as puller:
+            puller.images.pull(PUBLIC_BASE)
     except (DockerException, requests.RequestException) as error:
-        return str(getattr(error, "explanation", None) or error)
-    finally:
-        puller.close()
+        return explain(error)
     return None
 
 
-def _debootstrap(client: docker.DockerClient, apt: image_apt.AptSettings, log: Log) -> str:
+def _debootstrap(client: docker.DockerClient, apt: AptSettings, log: Log) -> str:
     """A minimal Debian as image `rollbook/base:bookworm`; an existing one is used again."""
     name = f"rollbook/base:{SUITE}"
     try:
@@ -134,7 +163,7 @@ def _debootstrap(client: docker.DockerClient, apt: image_apt.AptSettings, log: L
         for name_inside in NOT_NEEDED:
             shutil.rmtree(root / name_inside, ignore_errors=True)
             (root / name_inside).mkdir()
-        (root / "etc/apt/sources.list").write_text(image_apt.public_sources(SUITE))
+        (root / "etc/apt/sources.list").write_text(_sources(PUBLIC_MIRROR, PUBLIC_SECURITY))
         archive = Path(scratch) / "root.tar"
         with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
             tar.add(root, arcname=".")
@@ -207,7 +236,7 @@ def _run(command: list[str], what: str, *, timeout_s: float, environment: dict[s
 
 
 def _check_space(client: docker.DockerClient) -> None:
-    """Before anything is fetched. The engine's disk is looked at only when it is on this machine."""
+    """Before anything is fetched. The engine's disk is checked only when it is on this machine."""
     needs = {Path(tempfile.gettempdir()): NEEDED_TEMP_BYTES}
     if client.api.base_url.startswith("http+docker"):
         needs[Path(client.info()["DockerRootDir"])] = NEEDED_ENGINE_BYTES
@@ -220,3 +249,66 @@ def _check_space(client: docker.DockerClient) -> None:
                 f"{path} has {free / 1e9:.1f} GB free, the desktop image needs {needed / 1e9:.1f} GB: make room there "
                 "(`docker system prune`), or set TMPDIR"
             )
+
+
+def apt_of_this_machine() -> AptSettings:
+    """The settings that count here. Raises ConfigError when they hold a password: it would stay in the image."""
+    mirror = (load_settings().apt_mirror or "").rstrip("/")
+    if mirror:
+        security = re.sub(r"/debian$", "/debian-security", mirror)
+        settings = AptSettings(mirror, security if security != mirror else None, _apt_options())
+    else:
+        uris = _apt_uris()
+        settings = AptSettings(
+            uris.get(SUITE, PUBLIC_MIRROR),
+            uris.get(f"{SUITE}-security", None if SUITE in uris else PUBLIC_SECURITY),
+            _apt_options(),
+        )
+    for text in (settings.mirror, settings.security or "", *settings.options):
+        if re.search(r"//[^/\s\"]*@", text):
+            raise ConfigError(
+                "apt's settings hold a user name or password, which would stay in the image's layers: "
+                "set ROLLBOOK_APT_MIRROR to a mirror without one"
+            )
+    return settings
+
+
+def write_apt(settings: AptSettings, directory: Path) -> None:
+    """The build's `apt/` directory: sources.list, apt.conf and, for https, this machine's certificates."""
+    directory.mkdir()
+    (directory / "sources.list").write_text(_sources(settings.mirror, settings.security))
+    options = list(settings.options)
+    if settings.mirror.startswith("https:") and HOST_CERTIFICATES.is_file():
+        shutil.copy(HOST_CERTIFICATES, directory / "ca.crt")
+        options = [line for line in options if "CAInfo" not in line]
+        options.append(f'Acquire::https::CAInfo "{CERTIFICATES_IN_BUILD}";')
+    (directory / "apt.conf").write_text("".join(f"{line}\n" for line in options))
+
+
+def _sources(mirror: str, security: str | None) -> str:
+    lines = [f"deb {mirror} {SUITE} main"]
+    if security:
+        lines.append(f"deb {security} {SUITE}-security main")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _apt_options() -> tuple[str, ...]:
+    if not shutil.which("apt-config"):
+        return ()
+    dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, timeout=30, check=False).stdout
+    lines = (line for line in dump.splitlines() if KEPT_OPTIONS.match(line) and not line.endswith('"";'))
+    return tuple(line for line in lines if "CAPath" not in line)
+
+
+def _apt_uris() -> dict[str, str]:
+    """First http(s) URI per suite that this machine's apt takes `main` from."""
+    uris: dict[str, str] = {}
+    if shutil.which("apt-get"):
+        targets = ["apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]
+        for line in subprocess.run(
+            targets, capture_output=True, text=True, timeout=30, check=False
+        ).stdout.splitlines():
+            suite, component, uri = line.split(" ", 2)
+            if component == "main" and uri.startswith(("http://", "https://")):
+                uris.setdefault(suite, uri.rstrip("/"))
+    return uris
