@@ -1,4 +1,4 @@
-"""Which desktops somebody needs: the ledger's leases and the providers' listings, held against each other. Pure."""
+"""Classification of desktops by the ledger's leases and the providers' listings. Pure."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ Verdict = Literal["in use", "orphan", "unknown", "unknown, young", "lost"]
 
 @dataclass(frozen=True)
 class Desktop:
-    """A desktop or a lease, and whether anybody needs it."""
+    """A desktop or a lease, and whether an open attempt needs it."""
 
     sandbox_key: str
     deployment_id: str
@@ -29,9 +29,9 @@ class Desktop:
     why: str
 
 
-def judge(listed: dict[str, list[SandboxInfo]], leases: dict[str, Lease], now: datetime) -> list[Desktop]:
-    """Who needs what. Pure."""
-    desktops = [_judge_one(name, info, leases.get(info.key), now) for name, infos in listed.items() for info in infos]
+def classify_desktops(listed: dict[str, list[SandboxInfo]], leases: dict[str, Lease], now: datetime) -> list[Desktop]:
+    """Compare listings of providers with the leases of the ledger. Pure."""
+    desktops = [_classify(name, info, leases.get(info.key), now) for name, infos in listed.items() for info in infos]
     seen = {desktop.sandbox_key for desktop in desktops}
     for lease in leases.values():
         if lease.sandbox_key not in seen and lease.provider in listed:
@@ -39,7 +39,7 @@ def judge(listed: dict[str, list[SandboxInfo]], leases: dict[str, Lease], now: d
     return sorted(desktops, key=lambda desktop: desktop.created_at)
 
 
-def _judge_one(provider: str, info: SandboxInfo, lease: Lease | None, now: datetime) -> Desktop:
+def _classify(provider: str, info: SandboxInfo, lease: Lease | None, now: datetime) -> Desktop:
     facts: dict[str, Any] = {
         "sandbox_key": info.key,
         "deployment_id": info.labels.get(LABEL_DEPLOYMENT, ""),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rollbook.cli.aio import finish
-from rollbook.cli.desktops import Desktop, judge
+from rollbook.cli.desktops import Desktop, classify_desktops
 from rollbook.cli.opening import open_ledger, settings
 from rollbook.cli.options import AsJson
 from rollbook.cli.out import duration, print_json, print_table, say
@@ -34,7 +34,7 @@ def reap(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove desktops whose attempt has ended. The Janitor does it too; this is for the impatient."""
+    """Remove desktops whose attempt has ended. The Janitor does it too; use this to remove them immediately."""
     finish(_reap(dry_run, unknown, as_json))
 
 
@@ -96,4 +96,4 @@ async def survey(found: Settings, ledger: Ledger, providers: dict[str, SandboxPr
     # the listing comes first: a desktop that is made after it cannot look like one without a lease
     listed = {name: await p.list({LABEL_DEPLOYMENT: found.deployment_id}) for name, p in providers.items()}
     leases = {lease.sandbox_key: lease for lease in await ledger.live_sandboxes(found.deployment_id)}
-    return judge(listed, leases, datetime.now(UTC))
+    return classify_desktops(listed, leases, datetime.now(UTC))

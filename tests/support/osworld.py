@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from rollbook.osworld import process
+from rollbook.osworld import runner
 from rollbook.osworld.runner import PhaseResult, cache_dir
 
 TASK_ID = "00000000-0000-4000-8000-000000000001"
@@ -21,7 +21,7 @@ class LeftOver:
 
     def __call__(self) -> list[str]:
         """Their command lines."""
-        needle = f"{process.MARKER}={self.marker.hex}".encode()
+        needle = f"{runner.MARKER}={self.marker.hex}".encode()
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:

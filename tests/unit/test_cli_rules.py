@@ -20,7 +20,7 @@ from models.spec import read_spec
 from rollbook.cli import main
 from rollbook.cli.compare import never_trained_on, samples_stay
 from rollbook.cli.demo import deviations, next_lines
-from rollbook.cli.desktops import judge
+from rollbook.cli.desktops import classify_desktops
 from rollbook.cli.failures import Failed
 from rollbook.cli.files import read_json
 from rollbook.cli.machine import elsewhere
@@ -346,12 +346,12 @@ def lease(key: str, **changes: Any) -> Lease:
     ],
 )
 def test_who_needs_a_desktop(listed: list[SandboxInfo], held: list[Lease], verdict: str) -> None:
-    (desktop,) = judge({"docker": listed}, {one.sandbox_key: one for one in held}, NOW)
+    (desktop,) = classify_desktops({"docker": listed}, {one.sandbox_key: one for one in held}, NOW)
     assert desktop.verdict == verdict
 
 
 def test_leases_of_providers_that_were_not_asked_are_left_alone() -> None:
-    assert judge({"docker": []}, {"k": lease("k", provider="e2b", attempt_open=False)}, NOW) == []
+    assert classify_desktops({"docker": []}, {"k": lease("k", provider="e2b", attempt_open=False)}, NOW) == []
 
 
 @pytest.mark.parametrize("command", ["mask", "admit"])

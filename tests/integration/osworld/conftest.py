@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollbook.guest.http import Endpoint
-from rollbook.osworld import process
+from rollbook.osworld import runner
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment
 from rollbook.osworld.runner import PhaseResult, run_phase
 from tests.doubles.http_guest import HttpGuest, command
@@ -47,5 +47,5 @@ def run(env: EvaluatorEnv, guest: HttpGuest, tmp_path: Path) -> Run:
 @pytest.fixture
 def left_over(monkeypatch: pytest.MonkeyPatch) -> LeftOver:
     left = LeftOver()
-    monkeypatch.setattr(process, "uuid4", lambda: left.marker)
+    monkeypatch.setattr(runner, "uuid4", lambda: left.marker)
     return left

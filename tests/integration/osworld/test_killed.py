@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from rollbook.osworld import process
+from rollbook.osworld import runner
 from tests.doubles.http_guest import HttpGuest, silence
 from tests.support.osworld import LeftOver, Run, task
 
@@ -70,7 +70,7 @@ _WORKER = """
 import asyncio, sys
 from pathlib import Path
 from uuid import UUID
-from rollbook.osworld import process
+from rollbook.osworld import runner
 from rollbook.osworld.environment import ensure_environment
 from rollbook.osworld.runner import run_phase
 from rollbook.guest.http import Endpoint
@@ -82,7 +82,7 @@ async def ask(request):
     return await silence(request)
 
 async def main():
-    process.uuid4 = lambda: UUID(sys.argv[1])
+    runner.uuid4 = lambda: UUID(sys.argv[1])
     async with HttpGuest(routes={"/execute": ask}) as guest:
         await run_phase(
             "evaluate", task=task(), endpoints={5000: Endpoint(guest.url)}, work_dir=Path(sys.argv[2]) / "attempt",
@@ -99,7 +99,7 @@ asyncio.run(main())
 
 async def test_a_stray_child_of_another_session_is_killed_too(tmp_path: Path, left_over: LeftOver) -> None:
     with (tmp_path / "log").open("wb") as log:
-        stray = process.KillableProcess(
+        stray = runner.KillableProcess(
             ["sh", "-c", "setsid sleep 300 & echo started; wait"],
             stdin=b"", log=log, cwd=tmp_path, env={"PATH": os.environ["PATH"]},
         )  # fmt: skip
