@@ -1,4 +1,4 @@
-"""HTTP client of the guest server on port 5000: OSWorld's guest protocol, read side first (osworld-notes §3)."""
+"""HTTP client of the guest server on port 5000: reads are repeated, commands are sent once."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ MAX_ERROR_CHARS = 4000
 """Errors go into logs and into Temporal's history."""
 
 GATEWAY_STATUS = frozenset({502, 503, 504})
-"""Said by whatever stands before the guest, not by the guest: the guest was not reached."""
+"""Statuses of a gateway in front of the guest, not of the guest: it was not reached."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ExecuteResult:
     """Answer to `POST /execute`."""
 
     ok: bool
-    """Whether the command was run to its end. False: the guest server refused it, or stopped it after 120 s."""
+    """True: the command ran to its end. False: the guest server refused it, or stopped it after 120 s."""
     output: str
     error: str
     returncode: int | None
@@ -51,7 +51,7 @@ class ExecuteResult:
 
 @dataclass(frozen=True)
 class Retry:
-    """How reads are repeated while the guest does not answer: the delays between the tries, in seconds."""
+    """Repetition of reads while the guest does not answer: the delays between the tries, in seconds."""
 
     delays_s: tuple[float, ...] = (0.25, 1.0, 2.0, 4.0)
 

@@ -1,4 +1,4 @@
-"""What the activities ask of a desktop, whatever kind it is."""
+"""The interface between activities and a desktop of any provider."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Note = Callable[[str], None]
 """Called during long work with a short note about progress; activities heartbeat it."""
 
 Files = dict[str, ArtifactRef]
-"""What a phase left for the evaluator in OSWorld's cache, by name."""
+"""Files that a phase left for the evaluator in OSWorld's cache, by name."""
 
 Keep = Callable[[dict[str, bytes]], Awaitable[Files]]
 """Puts such files where every worker can read them."""
@@ -34,21 +34,21 @@ class Job:
     token: str
     """Names this try of the phase."""
     first_try: bool = False
-    """Whether no other try of the phase can have begun before."""
+    """True when no other try of the phase can have begun before."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """What earlier phases left in OSWorld's cache."""
+    """Files that earlier phases left in OSWorld's cache."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What the evaluator said, or why it said nothing."""
+    """The evaluator's result, or the reason why there is none."""
 
     score: float | None
     """As the evaluator returned it, in 0..1; None unless it completed."""
     score_type: str = ""
     reason: Infra | None = None
     guest_failed: bool = False
-    """Whether an exchange with the guest failed, so that a fresh desktop may help."""
+    """True when an exchange with the guest failed, so that a fresh desktop may help."""
     detail: str = ""
     evaluator_revision: str = ""
     numpy: str = ""
@@ -69,7 +69,7 @@ class Driver(Protocol):
         ...
 
     async def observe(self, *, screen: tuple[int, int], accessibility_tree: bool, terminal: bool) -> RawObservation:
-        """What is on the screen now, of the contract's width and height in pixels; raises SandboxLost."""
+        """Observe the screen, which must have the contract's width and height in pixels; raises SandboxLost."""
         ...
 
     async def perform(self, op_id: str, action: str, *, runtime: str, timeout_s: float) -> ActionResult:
@@ -77,7 +77,8 @@ class Driver(Protocol):
         ...
 
     async def postconfig(self, job: Job, note: Note, keep: Keep) -> Files:
-        """Run the evaluator's postconfig once. What the desktop says of an earlier try is not believed.
+        """Run the evaluator's postconfig once. The desktop's record of an earlier try is not trusted: the agent could
+        have written it.
 
         Raises EvaluationInterrupted, EvaluatorError, SandboxLost.
         """

@@ -62,7 +62,7 @@ class HttpDriver:
             raise SetupInterrupted("setup began on this desktop before and its end is unknown")
         result = await self._run("prepare", job, endpoints, None, note)
         if self._lost(result) or result.guest_failed:
-            # a step whose reply was lost may or may not have happened: this desktop proves nothing any more
+            # A step whose reply was lost may or may not have happened: the state of this desktop is unknown.
             raise SandboxLost(f"the desktop failed during setup: {_words(result)}")
         if result.status != "ok" or result.value is not True:
             raise SetupFailed(f"setup failed: {_words(result)}")
@@ -89,10 +89,10 @@ class HttpDriver:
         endpoints = await self._equip(job)
         claim = await claim_phase(self._client, "postconfig", job.token)
         if claim.state != "claimed":
-            # the agent could have written this: it must neither spare itself the postconfig nor choose another attempt
+            # The agent could have written this claim: it must not skip the postconfig or force a new attempt.
             if job.first_try:
                 raise EvaluatorError("postconfig is claimed on this desktop before it ever began: not by us")
-            raise EvaluationInterrupted("postconfig began on this desktop before, and no word of its end is believed")
+            raise EvaluationInterrupted("postconfig began on this desktop before, and its end is unknown")
         result = await self._run("postconfig", job, endpoints, None, note)
         if self._lost(result):
             raise SandboxLost(f"the desktop died during postconfig: {_words(result)}")
@@ -142,8 +142,8 @@ class HttpDriver:
         return files
 
     async def _equip(self, job: Job) -> dict[int, Endpoint]:
-        """What a phase needs on this side. Before it is claimed: without an engine or room on the disk it is tried
-        again, and after a claim that would be a phase that was interrupted."""
+        """Prepare this side of a phase. Must precede the claim: without an engine or disk space the phase is
+        tried again, and after the claim that would count as interrupted."""
         await asyncio.to_thread(restore, cache_dir(job.work_dir, job.task["id"]), job.files)
         return {port: await self._endpoint(port) for port in SERVICE_PORTS}
 
@@ -175,7 +175,7 @@ class HttpDriver:
         return result.guest_alive_after is False
 
     def _trouble(self, result: PhaseResult) -> tuple[Infra | None, str]:
-        """Why a result is no score; (None, "") when it is one."""
+        """Return the reason why a result is not a score; (None, "") when it is one."""
         if self._lost(result):
             return Infra.SANDBOX_LOST, f"the desktop died before or during evaluation: {_words(result)}"
         if result.status != "ok" or result.value is None:
@@ -184,7 +184,7 @@ class HttpDriver:
 
 
 def _left(note: str, names: list[str]) -> Files | None:
-    """What a finished phase left, from its note in the guest; None when that says nothing of files that it should."""
+    """Return what a finished phase left, from its note in the guest; None for a note that lacks it."""
     if not names:
         return {}
     try:
@@ -195,7 +195,7 @@ def _left(note: str, names: list[str]) -> Files | None:
 
 
 def _words(result: PhaseResult) -> str:
-    """What went wrong, in one line."""
+    """Return the problem in one line."""
     return f"{result.error_type or result.status}: {result.error_message}"[:1500]
 
 
@@ -221,22 +221,22 @@ _TRIES = 4
 
 @dataclass(frozen=True, slots=True)
 class PhaseClaim:
-    """What the guest knows of a phase."""
+    """The guest's record of a phase."""
 
     state: PhaseState
     note: str = ""
-    """What was noted at its end. The guest is hostile: to be checked before it is believed."""
+    """The note of its end. The guest is hostile: it must be checked before it is used."""
 
 
 async def claim_phase(client: GuestClient, phase: str, token: str) -> PhaseClaim:
     """Claim `phase` on this desktop for the try that `token` names; safe to repeat with the same token.
 
-    `claimed`: begin. `done`: it has ended here before. `interrupted`: another try began it and nobody knows how far
-    it came. Raises SandboxLost.
+    `claimed`: begin. `done`: it has ended here before. `interrupted`: another try began it and its end is
+    unknown. Raises SandboxLost.
     """
     answer = await _ask(client, phase, "claim", token=token)
     if answer.get("state") not in ("claimed", "done", "interrupted"):
-        raise ActionFailed(f"the guest gave a claim of phase {phase} no meaning: {answer!r:.200}")
+        raise ActionFailed(f"unexpected answer to the claim of phase {phase}: {answer!r:.200}")
     return PhaseClaim(answer["state"], str(answer.get("note", "")))
 
 

@@ -41,7 +41,7 @@ _SOUND = frozenset({"absent", "running", "orphaned", "done", "conflict", "unknow
 
 @dataclass(frozen=True)
 class ActionResult:
-    """How one action ended, as the guest recorded it."""
+    """The end of one action, as the guest recorded it."""
 
     op_id: str
     status: Status
@@ -63,7 +63,7 @@ class JournalEntry:
     digest: str
     """SHA-256 of the code that was claimed."""
     executions: int
-    """How often the action was really begun: 1, or 0 when its process died between claim and start."""
+    """Number of times the action was really begun: 1, or 0 when its process died between claim and start."""
     status: str
     """As `ActionResult.status`, or `claimed` while no result is recorded."""
     error: str | None
@@ -71,19 +71,19 @@ class JournalEntry:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long the host insists on an answer. All in seconds."""
+    """Limits of waiting for an answer. All in seconds."""
 
     silence_s: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
     """Pauses after consecutive unanswered requests; one more unanswered and the desktop is lost."""
     poll_s: float = 0.2
     orphan_s: float = 1.0
-    """How long a claim without a living process is watched before it is settled."""
+    """Time for which a claim without a living process is watched before it is settled."""
     grace_s: float = 15.0
     """Added to the action's own time before the host stops it."""
     deliveries: int = 3
-    """How often an action that never arrived is sent."""
+    """Number of times that an action which never arrived is sent."""
     troubles: int = 4
-    """How many answers in a row may be unusable (no Python in the guest, a full disk) before the action fails."""
+    """Number of answers in a row that may be unusable (no Python in the guest, a full disk) before the action fails."""
     probe_timeout_s: float = 15.0
 
 
@@ -253,10 +253,10 @@ def _recorded(op: _Operation, answer: dict[str, Any]) -> ActionResult:
 
 
 def _finite(number: Any) -> float:
-    """The number, unless it is endless or none: no ledger takes those. Raises ValueError, OverflowError, TypeError."""
+    """Return the number; the ledger cannot hold infinities and NaN. Raises ValueError, OverflowError, TypeError."""
     value = float(number)
     if not math.isfinite(value):
-        raise ValueError(f"{value} is no time")
+        raise ValueError(f"{value} is not a time")
     return value
 
 

@@ -11,7 +11,7 @@ from rollbook.guest.http import declared_size
 
 @dataclass(frozen=True)
 class RawObservation:
-    """What the agent may see. `refused` names parts that were asked for and that a living guest would not give."""
+    """The agent's view. `refused` names requested parts that a living guest did not give."""
 
     screenshot: bytes
     """PNG with the mouse cursor."""
@@ -28,8 +28,8 @@ class RawObservation:
 async def observe(client: GuestClient, *, a11y: bool = False, terminal: bool = False) -> RawObservation:
     """Take a screenshot and, when asked for, the accessibility tree and the terminal's text.
 
-    As upstream, a part that the living guest refuses is None and the episode goes on (osworld-notes §2); the
-    refusal is said in `refused`, which the activity logs. Raises SandboxLost, also when the picture came from another
+    As in OSWorld, a part that the living guest refuses is None and the episode goes on; `refused` holds the
+    refusal, which the activity logs. Raises SandboxLost, also when the picture came from another
     desktop than the client's.
     """
     taken_at = datetime.now(UTC)

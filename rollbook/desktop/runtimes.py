@@ -1,4 +1,4 @@
-"""Action runtimes: what becomes of an action's pyautogui code before it runs in the guest (DESIGN §3).
+"""Action runtimes: transformations of an action's pyautogui code before it runs in the guest.
 
 A runtime's id is part of the agent contract. A change of behaviour is a new id, never an edit here.
 """
@@ -15,7 +15,7 @@ from rollbook.guest.http import parse_guest_json
 RuntimeId = Literal["canonical", "exact-input"]
 
 PREAMBLE = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
-"""OSWorld's own prefix (osworld-notes §2). It joins by `;`, so an action that begins with `for` or `if` is a syntax
+"""OSWorld's own prefix. It joins by `;`, so an action that begins with `for` or `if` is a syntax
 error there, and must be one here."""
 
 _GUEST = files("rollbook.desktop") / "inside"
@@ -24,7 +24,7 @@ _TYPE_LESS_THAN = 'pyautogui.hotkey("shift", ",")'
 
 @dataclass(frozen=True)
 class ActionRuntime:
-    """How actions of one contract are run."""
+    """A way to run the actions of a contract."""
 
     id: RuntimeId
     interpreter: str = "python"
@@ -33,7 +33,7 @@ class ActionRuntime:
     def code(self, action: str) -> str:
         """The program that performs `action`, a piece of pyautogui code."""
         if self.id == "canonical":
-            return PREAMBLE + mend_less_than(action)
+            return PREAMBLE + repair_less_than(action)
         return f"{(_GUEST / 'exact_input.py').read_text()}\n{PREAMBLE}{action}"
 
 
@@ -49,10 +49,10 @@ def runtime(name: str) -> ActionRuntime:
     raise InvalidInput(f"action_runtime: {name!r} is unknown; use canonical or exact-input")
 
 
-def mend_less_than(action: str) -> str:
+def repair_less_than(action: str) -> str:
     """OSWorld's repair of pyautogui's `<`, which types `>` on the usual keyboard.
 
-    Only statements `pyautogui.press('<')` and `pyautogui.typewrite('…<…')` with that one literal argument are mended,
+    Only statements `pyautogui.press('<')` and `pyautogui.typewrite('…<…')` with that one literal argument are repaired,
     each `<` becoming Shift and comma. Every other form (`write`, variables, further arguments, key lists) keeps the
     bug, as in OSWorld. Code that does not parse is left as it is.
     """
@@ -61,14 +61,14 @@ def mend_less_than(action: str) -> str:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return action
     calls = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
-    repairs = [(call, mended) for call in calls if (mended := _mended(call)) is not None]
+    repairs = [(call, repaired) for call in calls if (repaired := _repaired(call)) is not None]
     lines = action.encode().splitlines(keepends=True)
-    for call, mended in sorted(repairs, key=lambda pair: (pair[0].lineno, pair[0].col_offset), reverse=True):
-        lines = _replace(lines, call, mended)
+    for call, repaired in sorted(repairs, key=lambda pair: (pair[0].lineno, pair[0].col_offset), reverse=True):
+        lines = _replace(lines, call, repaired)
     return b"".join(lines).decode()
 
 
-def _mended(call: ast.Call) -> str | None:
+def _repaired(call: ast.Call) -> str | None:
     function = call.func
     if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)):
         return None
@@ -126,10 +126,10 @@ printf '\\n%s[null]\\n' "$2"
 
 
 async def probe_runtime(client: GuestClient, runtime: ActionRuntime) -> list[str]:
-    """What the guest lacks for this runtime, in words; empty when nothing.
+    """Return what the guest lacks for this runtime, one text each.
 
     Only a verdict that the guest printed counts. Raises SandboxLost when there is none: a desktop that does not run the
-    probe says nothing of its image.
+    probe proves nothing about its image.
     """
     program = f"EXACT = {runtime.id == 'exact-input'}\n{_PROBE}"
     answer = await client.execute(["sh", "-c", _SHELL, runtime.interpreter, program, _MARK])

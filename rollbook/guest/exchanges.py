@@ -1,4 +1,4 @@
-"""What became of each exchange with a guest: the evidence that an evaluator really looked (DESIGN §2)."""
+"""The outcome of each exchange with a guest: the evidence that an evaluator's result rests on real answers."""
 
 import json
 import ssl
@@ -14,7 +14,7 @@ PATH_LIMIT = 300
 
 
 class Outcome(StrEnum):
-    """How one exchange ended."""
+    """The end of one exchange."""
 
     OK = "ok"  # answered below 400; a WebSocket that was closed in order
     HTTP_4XX = "http_4xx"  # answered 400..499: a fact about the guest
@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
 
 ANSWERED = frozenset({Outcome.OK, Outcome.HTTP_4XX, Outcome.HTTP_5XX})
-"""Outcomes with a complete reply that can be taken at its word."""
+"""Outcomes with a complete and well-formed reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,16 @@ class Exchange:
     received_bytes: int
     """Bytes of reply body (WebSocket: of messages from the guest)."""
     detail: str = ""
-    """The error in words; empty when answered."""
+    """The error text; empty when answered."""
 
     @property
     def answered(self) -> bool:
-        """Whether a complete reply came that can be taken at its word."""
+        """True when a complete and well-formed reply came."""
         return self.outcome in ANSWERED
 
     @property
     def delivery_failed(self) -> bool:
-        """Whether the guest did not answer: no reply that counts, or a gateway (502, 503, 504) speaking for it."""
+        """True when the guest did not answer: no usable reply, or one of a gateway (502, 503, 504)."""
         return not self.answered or self.status in (502, 503, 504)
 
 
@@ -93,7 +93,7 @@ class ExchangeLog:
             self._file.write(json.dumps(asdict(exchange)) + "\n")
 
     def count(self, port: int, *outcomes: Outcome) -> int:
-        """How many exchanges with `port` ended in one of `outcomes` (no outcome named: in any)."""
+        """Count the exchanges with `port` that ended in one of `outcomes`, or in any if none is named."""
         return sum(n for (p, outcome), n in self.counts.items() if p == port and (not outcomes or outcome in outcomes))
 
     def by_port(self) -> dict[int, dict[str, int]]:
@@ -105,7 +105,7 @@ class ExchangeLog:
 
 
 def failure_outcome(error: BaseException, connected: bool = False) -> Outcome:
-    """Which outcome an error of the HTTP client means; `connected`: a reply had begun."""
+    """Map an error of the HTTP client to an outcome; `connected`: a reply had begun."""
     if isinstance(error, TimeoutError):
         return Outcome.TIMEOUT
     if not connected and isinstance(error, aiohttp.ClientConnectorError | ssl.SSLError):
@@ -115,7 +115,7 @@ def failure_outcome(error: BaseException, connected: bool = False) -> Outcome:
 
 
 def stay_here() -> aiohttp.TraceConfig:
-    """Keeps the HTTP client from following a redirect, which it does for a WebSocket and cannot be told not to."""
+    """Keep the HTTP client from following redirects of WebSocket upgrades, for which it has no option."""
 
     async def refuse(_session: object, _context: object, params: aiohttp.TraceRequestRedirectParams) -> None:
         params.response.close()
@@ -135,14 +135,14 @@ class Redirected(aiohttp.ClientError):
 
 
 def refused_upgrade(status: int) -> Outcome:
-    """Which outcome an upgrade to a WebSocket is that got this status instead of 101."""
+    """Map the status of a WebSocket upgrade, other than 101, to an outcome."""
     if 300 <= status < 400:
         return Outcome.REDIRECTED
     return answered(status) if status >= 400 else Outcome.RESET
 
 
 def answered(status: int) -> Outcome:
-    """Which outcome a complete reply with this status is."""
+    """Map the status of a complete reply to an outcome."""
     if status >= 500:
         return Outcome.HTTP_5XX
     return Outcome.HTTP_4XX if status >= 400 else Outcome.OK

@@ -1,4 +1,4 @@
-"""The recording forwarder: the one way from setup and evaluation to a guest (DESIGN §7).
+"""The recording forwarder: setup and evaluation reach a guest through nothing else.
 
 One loopback listener per guest port, plain HTTP and WebSocket in, HTTP(S) out. It adds what a gateway needs (path
 prefix, route headers), rewrites Host and WebSocket URLs for Chromium's debugger, ignores proxy variables, and records

@@ -1,4 +1,4 @@
-"""HTTP to guests: clients without a proxy of the environment, and how much of an answer is read and believed.
+"""HTTP to guests: bounded requests, the identity of a guest's boot, and readiness.
 
 The agent owns the guest, so every answer may be hostile: endless, slow, packed, or nested without end.
 """
@@ -34,7 +34,7 @@ OnProgress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """How to reach one port of a guest: an absolute URL, and headers that its gateway wants."""
+    """The address of one port of a guest: an absolute URL, and the headers that its gateway requires."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ def guest_http(
     timeout: httpx.Timeout | None = None,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> httpx.AsyncClient:
-    """A client whose paths are relative to the endpoint. Use it as a context manager or close it."""
+    """Return a client whose paths are relative to the endpoint. Use it as a context manager or close it."""
     return httpx.AsyncClient(
         base_url=endpoint.url,
         headers={"Accept-Encoding": "identity", **endpoint.headers},
@@ -71,15 +71,15 @@ async def ask_guest(
     except TimeoutError as error:
         raise httpx.ReadTimeout(f"no whole answer within {total_s:g} s") from error
     except httpx.InvalidURL as error:
-        raise httpx.RemoteProtocolError(f"an answer that leads nowhere: {error}") from error
+        raise httpx.RemoteProtocolError(f"the answer redirects to an invalid URL: {error}") from error
 
 
 def parse_guest_json(reply: str | bytes) -> Any:
-    """The JSON value of a reply; None when it is none, or is nested too deep to read. Half surrogates become `?`."""
+    """The JSON value of a reply; None when it is not JSON or is nested too deep. Unpaired surrogates become `?`."""
     try:
         text = reply if isinstance(reply, str) else reply.decode()
         value = json.loads(text)
-        if "\\ud" in text.lower():  # text that no encoder takes would fail far from here
+        if "\\ud" in text.lower():  # an unpaired surrogate would fail later, in any encoder
             value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
         return value
     except (ValueError, RecursionError):
@@ -88,7 +88,7 @@ def parse_guest_json(reply: str | bytes) -> Any:
 
 async def _bounded(reply: httpx.Response, max_bytes: int) -> bytes:
     if (packing := reply.headers.get("Content-Encoding", "identity")) != "identity":
-        raise httpx.DecodingError(f"the answer is packed ({packing:.20}), which was not asked for")
+        raise httpx.DecodingError(f"unexpected Content-Encoding {packing:.20}")
     content = bytearray()
     async for chunk in reply.aiter_bytes():
         content += chunk
@@ -99,7 +99,7 @@ async def _bounded(reply: httpx.Response, max_bytes: int) -> bytes:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Reading the certificates costs tens of milliseconds, too much for each client."""
+    """Read the certificates once: it takes tens of milliseconds."""
     return ssl.create_default_context()
 
 
@@ -156,10 +156,10 @@ def _nonce_of(reply: bytes) -> str:
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 MIN_SCREENSHOT_BYTES = 1024
-"""An all-black 1920×1080 PNG has about 6 KB; anything below 1 KB is no picture of a desktop."""
+"""An all-black 1920×1080 PNG has about 6 KB; anything below 1 KB cannot show a desktop."""
 
 PROBE_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
-"""Upstream contract §6.2: connect 5 s, read 10 s."""
+"""As upstream: connect 5 s, read 10 s."""
 PROBE_TOTAL_S = 15.0
 
 
@@ -182,7 +182,7 @@ def screenshot_size(png: bytes, screen: tuple[int, int] | None = None) -> tuple[
     if screen is not None and (width, height) != screen:
         raise ValueError(f"the screen is {width}×{height} pixels, wanted {screen[0]}×{screen[1]}")
     if width * height > MAX_PIXELS:
-        raise ValueError(f"a picture of {width}×{height} pixels is no screen; the biggest has {MAX_PIXELS}")
+        raise ValueError(f"a picture of {width}×{height} pixels is not a screen; the biggest has {MAX_PIXELS}")
     _decode(png, (width, height))
     return width, height
 

@@ -1,7 +1,10 @@
-"""Rules of the forwarder that need no socket: where a request goes, with which headers, and what CDP replies say.
+"""Rules of the forwarder that need no socket: URLs and headers of requests, and checks of replies.
 
-Sources: upstream contract §6.2 (path prefix, route headers, client headers win, WebSocket URLs in CDP JSON);
-OSWorld notes: Chromium refuses a Host header that is neither an IP address nor localhost.
+As upstream, the endpoint's path prefix and headers are added, the client's headers win, and WebSocket URLs in CDP
+listings are rewritten. Chromium refuses a Host header that is neither an IP address nor localhost.
+
+Canonical code logs an unreadable answer of the JSON routes and goes on with None, which most metrics score as 0:
+`ReplyCheck` therefore finds a half-written or foreign answer here.
 """
 
 import ipaddress
@@ -82,20 +85,20 @@ def host_header(port: int, endpoint: Endpoint) -> str:
 
 
 def is_cdp_listing(port: int, path: str) -> bool:
-    """Whether a reply lists CDP targets and so names WebSocket URLs; clients do not look at its content type."""
+    """Return whether a reply lists CDP targets and so names WebSocket URLs; clients do not look at its content type."""
     return port == CHROMIUM_PORT and (path == "/json" or path.startswith("/json/"))
 
 
 def answers_in_text(path: str) -> bool:
-    """Whether this command of Chromium's debugger answers with words, not with a listing."""
+    """Return whether this command of Chromium's debugger answers with text, not with a listing."""
     return path.startswith(("/json/activate/", "/json/close/"))
 
 
 def rewrite_cdp(body: bytes, client_host: str, endpoint: Endpoint) -> bytes:
     """Point the WebSocket URLs of a CDP listing at the forwarder (`client_host` = the client's own Host header).
 
-    Only the two fields that hold them change: titles and addresses of pages are evidence. Raises ValueError for what
-    is no JSON and for a `webSocketDebuggerUrl` that cannot be led back to this guest.
+    Only the two fields that hold them change: titles and addresses of pages are evidence. Raises ValueError for a
+    body that is not JSON and for a `webSocketDebuggerUrl` that cannot be led back to this guest.
     """
     try:
         listing = json.loads(body)
@@ -116,7 +119,7 @@ def _point_here(listed: dict[str, Any], client_host: str, prefix: str) -> None:
     url = listed.get("webSocketDebuggerUrl")
     if url is not None:
         if not isinstance(url, str) or not _SOCKET_URL.match(url):
-            raise ValueError(f"webSocketDebuggerUrl is no WebSocket URL of this guest: {url!r:.200}")
+            raise ValueError(f"webSocketDebuggerUrl is not a WebSocket URL of this guest: {url!r:.200}")
         listed["webSocketDebuggerUrl"] = _SOCKET_URL.sub(lambda m: f"ws://{client_host}{path_of(m)}", url)
     if isinstance(url := listed.get("devtoolsFrontendUrl"), str):
         listed["devtoolsFrontendUrl"] = _FRONTEND_PARAMETER.sub(lambda m: f"{m[1]}ws={client_host}{path_of(m)}", url)
@@ -160,7 +163,7 @@ _PACKED = ("gzip", "x-gzip", "deflate")
 
 
 class ReplyCheck:
-    """Looks at one reply while its bytes pass by."""
+    """Checks one reply while its bytes pass."""
 
     def __init__(self, port: int, path: str, status: int, encoding: str) -> None:
         self._status = status if port == GUEST_PORT else 0
@@ -180,7 +183,7 @@ class ReplyCheck:
         self._body += chunk[:room]
 
     def problem(self) -> str:
-        """What is wrong with the reply, now that it has ended; empty: nothing that can be told."""
+        """Return the problem of the reply, now that it has ended; empty without one."""
         if 200 < self._status < 300:
             return f"status {self._status} from a server whose successes are all 200"
         if not self._json:
@@ -197,7 +200,7 @@ class ReplyCheck:
         elif self._encoding in _PACKED:
             return ""
         elif self._encoding not in ("", "identity"):
-            return f"content encoding {self._encoding!r}, which nobody asked for"
+            return f"content encoding {self._encoding!r}, which was not requested"
         if not whole:
             ends = body.lstrip()[:1] + (self._tail.rstrip()[-1:] if self._encoding not in _PACKED else b"}")
             return "" if ends == b"{}" else "no JSON object: it does not begin with { and end with }"
@@ -209,7 +212,7 @@ class ReplyCheck:
 
 def _unpacked(body: bytes) -> tuple[bytes, bool]:
     """The first `BODY_LIMIT` bytes of a packed body, and whether that is all. ValueError: it breaks off."""
-    stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)  # tells gzip and zlib apart by itself
+    stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)  # recognises gzip and zlib by itself
     unpacked = stream.decompress(body, BODY_LIMIT)
     if stream.eof:
         return unpacked, True

@@ -1,7 +1,7 @@
 """Files that a phase's commands leave in OSWorld's cache for the evaluator.
 
 An `execute` or `command` step with `stdout` or `stderr` writes the guest's answer into the cache directory, and the
-getter `cache_file` reads it there (osworld-notes §2; eight canonical tasks do). Setup, postconfig and evaluation each
+getter `cache_file` reads it there (eight canonical tasks do). Setup, postconfig and evaluation each
 run in a directory of their own, perhaps on different hosts, so these files are carried from one to the next.
 """
 
@@ -64,7 +64,7 @@ def read_regular(path: Path, limit_bytes: int) -> bytes | None:
 
 
 HISTORY_DATABASE = "history_new.sqlite"
-"""Where the setup type `update_browse_history` keeps the empty database it fetches."""
+"""File in which the setup type `update_browse_history` keeps the empty database that it fetches."""
 
 
 def missing_downloads(task: dict[str, Any], phase: Phase, cache_dir: Path) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""What the canonical evaluator can do, known without its environment: tasks are checked when they are registered.
+"""Capabilities of the canonical evaluator, known without its environment: tasks are checked at registration.
 
 The table `capabilities.json` is a survey of `desktop_env` 1.0.2; `python -m rollbook.osworld.capabilities` takes it
-again and a test compares. Rules: OSWorld notes §1, §2, `DesktopEnv._set_evaluator_info`.
+again and a test compares. The rules are those of `DesktopEnv._set_evaluator_info`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ ABSENT_PACKAGES = {
     "getter": {"googledrive_file": "pydrive"},
     "setup": {"googledrive": "pydrive"},
 }
-"""What needs a package that the lean environment leaves out. It would end as an error, never as a score."""
+"""Names that need a package which the lean environment leaves out: such a task ends as an error, never as a score."""
 
 
 @lru_cache(maxsize=1)
@@ -134,7 +134,7 @@ def _absent(what: str, name: Any) -> str:
 
 
 async def survey(env: EvaluatorEnv) -> dict[str, Any]:
-    """Ask the environment itself. Raises RuntimeError with its words when it cannot tell."""
+    """Ask the environment itself. Raises RuntimeError with its output when it fails."""
     process = await asyncio.create_subprocess_exec(
         *(str(env.python), "-I", "-B", str(INSIDE), "survey"),
         stdout=asyncio.subprocess.PIPE,

@@ -45,7 +45,7 @@ class EvaluatorEnv:
 
 
 async def ensure_environment(log: Log = print) -> EvaluatorEnv:
-    """The evaluator's environment, built or mended if need be. Safe to call from several processes at once.
+    """The evaluator's environment, built if it is missing or out of date. Safe to call from several processes at once.
 
     Raises ConfigError when it cannot be built, or when the installed `desktop_env` is not the published one.
     """
@@ -101,7 +101,7 @@ def _clear(venv: Path) -> None:
     if not venv.exists():
         return
     if not (venv / "pyvenv.cfg").exists():
-        raise ConfigError(f"ROLLBOOK_OSWORLD_VENV: {venv} exists and is no Python environment: name another")
+        raise ConfigError(f"ROLLBOOK_OSWORLD_VENV: {venv} exists but is not a virtual environment; choose another path")
     shutil.rmtree(venv)
 
 

@@ -1,8 +1,8 @@
-"""How the evaluator's process is locked in: bubblewrap where it works, a plain process otherwise.
+"""Isolation of the evaluator's process: bubblewrap where it works, a plain process otherwise.
 
-In the isolation: no network but a bridge to the forwarder's unix sockets, a root file system of read-only system
-directories, the environment and the attempt's own three directories, its own process tree, user nobody. As root the
-process really becomes nobody; as an ordinary user (or where root may not do that) it is nobody in a user namespace.
+Isolated: no network but a bridge to the forwarder's unix sockets, a root file system of read-only system
+directories, the environment and the attempt's own three directories, its own process tree, user id 65534. As root
+the process really takes that id; as an ordinary user (or where root may not do that), in a user namespace.
 """
 
 import asyncio
@@ -56,18 +56,18 @@ class Isolation:
 
     kind: Kind
     reason: str = ""
-    """Why there is no isolation."""
+    """The reason why there is no isolation."""
     network: Literal["none", "host"] = "host"
     user_namespace: bool = True
 
     @property
     def bridged(self) -> bool:
-        """Whether the guest is reached through unix sockets."""
+        """True when the guest is reached through unix sockets."""
         return self.kind == "bwrap" and self.network == "none"
 
     @property
     def drop_root(self) -> bool:
-        """Whether the process must turn itself from root into nobody."""
+        """True when the process must drop root itself."""
         return self.kind == "bwrap" and not self.user_namespace
 
     @property
@@ -80,7 +80,7 @@ class Isolation:
         return _INSIDE_DIRS if self.kind == "bwrap" else directories
 
     def environment(self, directories: Directories) -> dict[str, str]:
-        """The whole environment of the process: nothing of ours leaks in."""
+        """Return the whole environment of the process: no variable of the worker leaks in."""
         variables = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self.inside(directories).home),
@@ -162,7 +162,7 @@ async def working_isolation(env: EvaluatorEnv) -> Isolation:
     """A isolation that was seen to start this environment's Python, or one of kind `none` that says why not.
 
     Only what is certain is remembered. Raises ConfigError when the trial was too slow or was ended from outside: that
-    tells of a busy machine, and nothing of bubblewrap.
+    is a sign of a busy machine, not of bubblewrap.
     """
     if shutil.which("bwrap") is None:
         return Isolation("none", "bwrap is not installed (Debian: apt install bubblewrap)")

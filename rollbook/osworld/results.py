@@ -1,4 +1,4 @@
-"""What a phase of setup or evaluation reports, and the rules that turn facts into it (DESIGN §2, §3)."""
+"""Results of a phase of setup or evaluation, and the rules that derive them from facts."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +12,13 @@ Status = Literal["ok", "failed", "timeout"]
 Network = Literal["none", "host"]
 
 CLOSED_APPLICATION = frozenset({Outcome.REFUSED, Outcome.RESET})
-"""How an exchange with Chromium or VLC ends when the application is closed: nothing listens, or what passes the port
-on (Docker's proxy) takes the connection and drops it. Other failures mean that nobody could look."""
+"""Ends of an exchange with Chromium or VLC whose application is closed: nothing listens, or what passes the port
+on (Docker's proxy) takes the connection and drops it. After other failures the application's state is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildRun:
-    """How the evaluator's process ended."""
+    """The end of the evaluator's process."""
 
     ended: Literal["exited", "timeout", "aborted", "memory"]
     """`aborted`: stopped by us because the guest failed, when no result could count any more; `memory`: stopped
@@ -31,7 +31,7 @@ class ChildRun:
 
 @dataclass(frozen=True, slots=True)
 class GuestCheck:
-    """What the guest said about itself before and right after the phase."""
+    """The guest's identity before and right after the phase."""
 
     expected: str | None
     after: str | None
@@ -40,13 +40,13 @@ class GuestCheck:
 
     @property
     def same(self) -> bool:
-        """Whether the same guest still answers."""
+        """True when the same guest still answers."""
         return self.after is not None and self.after == self.expected
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the facts mean."""
+    """The conclusion from the facts."""
 
     status: Status
     value: float | int | bool | None = None
@@ -66,13 +66,13 @@ class PhaseResult:
     score_type: str | None
     """Python type of the score: int, float, bool, float64, …"""
     error_type: str
-    """Exception class of the evaluator's, or one of ours: see docs/reference/evaluator.md. Empty when ok."""
+    """The evaluator's exception class, or a name of Rollbook's: see docs/reference/evaluator.md. Empty when ok."""
     error_message: str
     traceback: str
     guest_failed: bool
     """The guest, not the evaluator or the task, is why there is no result: a new attempt may help."""
     guest_alive_after: bool | None
-    """Whether the same guest answered right after the phase; None when nobody asked."""
+    """True when the same guest answered right after the phase."""
     nonce: str | None
     """Boot identity of the guest."""
     exchanges: dict[int, dict[str, int]]
@@ -80,13 +80,13 @@ class PhaseResult:
     failures: tuple[Exchange, ...]
     """The newest exchanges that were not `ok`, oldest first."""
     log_path: Path
-    """What the evaluator printed and logged."""
+    """The evaluator's output and log."""
     exchange_log_path: Path
     """All exchanges, one JSON object a line."""
     duration_s: float
     isolation: Literal["bwrap", "none"]
     isolation_reason: str
-    """Why there is no isolation; empty under bwrap."""
+    """The reason why there is no isolation; empty under bwrap."""
     network: Network
     """`host`: the evaluator could use the network of the machine, to fetch files of the task."""
     evaluator_revision: str
@@ -96,7 +96,7 @@ class PhaseResult:
 
 
 def interpret_results(phase: Phase, run: ChildRun, log: ExchangeLog, guest: GuestCheck) -> Verdict:
-    """Decide what a phase came to. The guest's failures come first: no other fact is worth anything after one."""
+    """Derive the verdict of a phase. Failures of the guest come first: after one, no other fact counts."""
     if verdict := _guest_verdict(phase, run, log, guest):
         return verdict
     if run.ended == "timeout":
@@ -128,17 +128,17 @@ def _guest_verdict(phase: Phase, run: ChildRun, log: ExchangeLog, guest: GuestCh
         return Verdict(status, None, "GuestExchangeFailed", _failed_exchanges(log), guest_failed=True)
     if phase == "evaluate" and log.count(GUEST_PORT, Outcome.HTTP_5XX):
         # In setup a 500 is the stock guest's way to say that a command or file does not exist. Here metrics take
-        # what is missing for a 0, and nothing tells that 500 from a guest server that is falling apart.
+        # what is missing for a 0, and a 500 of a failing guest server looks the same.
         return Verdict(status, None, "GuestExchangeFailed", _failed_exchanges(log), guest_failed=True)
-    if phase == "evaluate" and _unheard_applications(log, died=run.answer is None):
+    if phase == "evaluate" and _inconclusive_exchanges(log, died=run.answer is None):
         return Verdict(status, None, "GuestExchangeFailed", _failed_exchanges(log), guest_failed=True)
     return None
 
 
-def _unheard_applications(log: ExchangeLog, died: bool) -> int:
-    """Exchanges with Chromium and VLC that tell nothing about them, since a desktop that hangs looks the same."""
-    told = ANSWERED | CLOSED_APPLICATION | ({Outcome.ABANDONED} if died else set())
-    return sum(n for (port, outcome), n in log.counts.items() if port != GUEST_PORT and outcome not in told)
+def _inconclusive_exchanges(log: ExchangeLog, died: bool) -> int:
+    """Count exchanges with Chromium and VLC without evidence of their state: a hanging desktop looks the same."""
+    conclusive = ANSWERED | CLOSED_APPLICATION | ({Outcome.ABANDONED} if died else set())
+    return sum(n for (port, outcome), n in log.counts.items() if port != GUEST_PORT and outcome not in conclusive)
 
 
 def _setup_verdict(answer: dict[str, Any]) -> Verdict:

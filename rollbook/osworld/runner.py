@@ -2,7 +2,7 @@
 
 The evaluator executes content that the guest controls, has no timeouts of its own, and takes a guest it cannot reach
 for a score of 0. Hence: a process group of its own, locked in as far as the machine allows; all traffic through the
-recording forwarder; and a verdict from the recorded exchanges before the evaluator's word counts (DESIGN §2, §7).
+recording forwarder; and a verdict from the recorded exchanges before the evaluator's result counts.
 """
 
 import asyncio
@@ -182,7 +182,7 @@ async def run_phase(
     env: EvaluatorEnv,
     on_progress: Callable[[], None] | None = None,
 ) -> PhaseResult:
-    """Run `prepare` (the task's config), `postconfig`, or `evaluate` (without postconfig) and say what came of it.
+    """Run `prepare` (the task's config), `postconfig`, or `evaluate` (without postconfig) and return its result.
 
     `endpoints` maps guest ports (5000; 9222 and 8080 where the guest has them) to where they are reached; `work_dir`
     belongs to one attempt; `on_progress` is called about twice a second. Failures of guest, task and evaluator are
@@ -231,11 +231,11 @@ def _validate(job: _Job) -> None:
         if key not in job.task:
             raise InvalidInput(f"task.{key} is missing")
     if Path(str(job.task["id"])).name != job.task["id"]:
-        raise InvalidInput(f"task.id: {job.task['id']!r} is no plain name")
+        raise InvalidInput(f"task.id: {job.task['id']!r} must be a plain name (no slash)")
 
 
 async def _probe(job: _Job, expected: str | None) -> GuestCheck:
-    """Ask the guest who it is; once more after a failure, since one lost packet is no lost guest."""
+    """Read the guest's identity; once more after a failure, since one packet may be lost."""
     error = ""
     for _ in range(2):
         try:

@@ -36,8 +36,8 @@ def ignore_progress(note: str) -> None:
 
 
 IsOwner = Callable[[], Awaitable[bool]]
-"""Asked before a failed or cancelled start cleans up: is the desktop still this caller's to remove? A try that was
-given up for dead may wake up when another try has adopted the desktop."""
+"""Asked before a failed or cancelled start cleans up: may the caller still remove the desktop? A try that was
+presumed dead may wake up after another try has adopted the desktop."""
 
 
 async def always_owner() -> bool:
@@ -46,7 +46,7 @@ async def always_owner() -> bool:
 
 
 class Limits(BaseModel):
-    """What one desktop may use of its host."""
+    """Limits of one desktop on its host."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -71,21 +71,21 @@ class SandboxSpec(BaseModel):
     attempt: int = Field(ge=1)
     batch: str = ""
     image: str = Field(min_length=1)
-    """A Docker image, or whatever the provider calls its templates."""
+    """A Docker image, or the provider's name of a template."""
     image_field: str = "desktop.image"
-    """Where the image's name comes from, for the message when there is no such image."""
+    """The origin of the image's name, for the message when there is no such image."""
     screen: tuple[int, int] = (1920, 1080)
     """Width and height in pixels; the desktop is ready only when its screenshot has this size."""
     limits: Limits = Limits()
     egress: Literal["none", "open"] = "none"
-    """Whether the guest may reach the internet."""
+    """`open`: the guest may reach the internet."""
     env: Mapping[str, str] = Field(default_factory=dict)
     vnc_port: int = Field(ge=1, le=65535)
     """The guest's port with the live view: the provider's `vnc_port`."""
     ready_timeout_s: float = Field(default=600.0, gt=0)
     ready_poll_s: float = Field(default=0.2, gt=0)
     cleanup_timeout_s: float = Field(default=120.0, gt=0)
-    """How long the cleanup after a failed start is waited for."""
+    """Time limit of the wait for the cleanup after a failed start."""
     ttl_s: float = Field(default=7200.0, gt=0)
     """Upper bound of the desktop's life; the lease in the ledger is what counts."""
 
@@ -134,23 +134,23 @@ class SandboxHandle(BaseModel):
     key: str
     created_at: datetime
     adopted: bool = False
-    """Whether an earlier try of the same start had created it."""
+    """True when an earlier try of the same start had created it."""
     image_digest: str = ""
-    """What the image name meant when the desktop was created."""
+    """Digest behind the image's name when the desktop was created."""
     vnc_port: int
     isolation: Literal["partial", "full"] = "partial"
     """`full` only where the guest is known to be unable to reach its host ."""
 
 
 class SandboxStatus(StrEnum):
-    """What a provider knows about a sandbox."""
+    """The state of a sandbox, as its provider reports it."""
 
     STARTING = "starting"
     RUNNING = "running"
     STOPPED = "stopped"
     """It exists and will not run again."""
     GONE = "gone"
-    """The provider says that there is no such sandbox."""
+    """The provider reports that there is no such sandbox."""
     UNKNOWN = "unknown"
     """The provider did not answer: neither life nor death is proven."""
 
@@ -167,7 +167,7 @@ class SandboxInfo:
 
 
 class Removed(NamedTuple):
-    """How much of a deployment was removed."""
+    """Numbers of removed desktops and networks."""
 
     desktops: int
     networks: int
@@ -276,7 +276,7 @@ def _no_image(settings: Settings, variant: str) -> DefaultImage:
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderKind:
-    """What a provider registers: read by workers, CLI, doctor, `down`, `ps` and the validation of specs."""
+    """The registration of a provider: read by workers, CLI, doctor, `down`, `ps` and the validation of specs."""
 
     name: str
     """As specs write it in `desktop.provider`."""
@@ -284,13 +284,13 @@ class ProviderKind:
     """Open the provider for the deployment of the settings; the number is the timeout of one request in seconds. Must
     not raise because the provider is down."""
     enabled: Callable[[Settings], bool] = _always
-    """Whether a worker with these settings offers it."""
+    """Return whether a worker with these settings offers it."""
     enable_hint: str = ""
     """The setting to change where it is not enabled."""
     default_image: Callable[[Settings, str], DefaultImage] = _no_image
     """The image for a `desktop.variant`, where the spec names none."""
     default_image_source: str = "the provider's default image"
-    """Where that image comes from, for error messages."""
+    """The origin of that image, for error messages."""
     simulated_revision: str | None = None
     """For a provider without real desktops: recorded as the evaluator's revision, since its scores mean nothing."""
     checks: tuple[Callable[[Settings], Check], ...] = ()
@@ -304,7 +304,7 @@ def require_deployment(labels: Mapping[str, str]) -> None:
 
 
 class LeaseLike(Protocol):
-    """What must be known of a desktop to remove it."""
+    """The facts about a desktop that its removal needs."""
 
     @property
     def sandbox_key(self) -> str:
@@ -318,7 +318,7 @@ class LeaseLike(Protocol):
 
     @property
     def deployment_id(self) -> str:
-        """Who owns it."""
+        """Its owner."""
         ...
 
 

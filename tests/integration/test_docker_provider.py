@@ -423,7 +423,7 @@ async def test_a_name_that_is_not_ours_is_reported(
     wanted = spec()
     squatter = docker_client.containers.create(wanted.image, name=container_name(wanted))
     try:
-        with pytest.raises(SandboxStartFailed, match="taken by somebody else"):
+        with pytest.raises(SandboxStartFailed, match="taken by another container"):
             await provider.create(wanted)
     finally:
         squatter.remove(force=True)

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rollbook.desktop.runtimes import CANONICAL, EXACT_INPUT, PREAMBLE, mend_less_than, runtime
+from rollbook.desktop.runtimes import CANONICAL, EXACT_INPUT, PREAMBLE, repair_less_than, runtime
 from rollbook.errors import InvalidInput
 
 LESS = 'pyautogui.hotkey("shift", ",")'
@@ -28,7 +28,7 @@ LESS = 'pyautogui.hotkey("shift", ",")'
     ],
 )
 def test_literal_forms_are_mended(action: str, mended: str) -> None:
-    assert mend_less_than(action) == mended
+    assert repair_less_than(action) == mended
     ast.parse(mended)
 
 
@@ -50,13 +50,13 @@ def test_literal_forms_are_mended(action: str, mended: str) -> None:
     ],
 )
 def test_other_forms_keep_the_bug_as_in_osworld(action: str) -> None:
-    assert mend_less_than(action) == action
+    assert repair_less_than(action) == action
 
 
 def test_what_an_action_types_is_not_changed_by_the_repair() -> None:
     action = r"pyautogui.typewrite('\t\'<\n\\')"
     typed = []
-    for statement in ast.parse(mend_less_than(action)).body:
+    for statement in ast.parse(repair_less_than(action)).body:
         assert isinstance(statement, ast.Expr)
         assert isinstance(statement.value, ast.Call)
         function = ast.unparse(statement.value.func)

@@ -62,7 +62,7 @@ class ExactKeys(dict):
         return self.assign(symbol) if code is None else code
 
     def assign(self, symbol):
-        """Give an unused keycode this symbol. It keeps it for good: applications read the table when the key event
+        """Give an unused keycode this symbol. It keeps it permanently: applications read the table when the key event
         reaches them, so a keycode may only change once everything typed before has been read."""
         if not self.free:
             time.sleep(0.5)

@@ -40,7 +40,7 @@ class Op:
         return True
 
     def publish(self, result):
-        """Record how the op ended and return what is recorded: the first result stays, whoever comes later."""
+        """Record how the op ended and return what is recorded: the first result stays."""
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         draft = "%s.%d.%d" % (self.result_path, os.getpid(), threading.get_ident())
         with open(draft, "w") as file:
@@ -53,7 +53,7 @@ class Op:
         return load(self.result_path)
 
     def state(self):
-        """What is known of the op now."""
+        """Return the recorded state of the op."""
         if not os.path.exists(self.claim_path):
             return {"state": "absent"}
         claim = load(self.claim_path) or {}
@@ -74,7 +74,7 @@ def load(path):
 
 
 def birth(pid):
-    """When a process started, in clock ticks: with the pid it names one process. None when it is dead."""
+    """Return the start time of a process in clock ticks: with the pid it names one process. None when it is dead."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as file:
             fields = file.read().rsplit(b")", 1)[1].split()
@@ -84,8 +84,8 @@ def birth(pid):
 
 
 def alive(claim):
-    """Whether the process that claimed the op still runs. A claim without content died between two system calls, or
-    is being written right now: the caller asks again before it gives up."""
+    """Return whether the process that claimed the op still runs. A claim without content died between two system
+    calls, or is being written right now: the caller asks again before it gives up."""
     return bool(claim) and birth(claim["pid"]) == claim["birth"]
 
 
@@ -125,7 +125,7 @@ def act(code):
 
 
 def run(op, request, handle):
-    """Claim the op and act; or say what is known when somebody has claimed it before."""
+    """Claim the op and act; return the recorded state when it was claimed before."""
     code = source(request)
     me = os.getpid()
     claim = {"op": op.op_id, "digest": request["digest"], "call": request["call"], "pid": me, "birth": birth(me)}

@@ -1,1 +1,1 @@
-"""What runs inside the evaluator's environment: standard library and `desktop_env` only, nothing of rollbook."""
+"""Code that runs inside the evaluator's environment: standard library and `desktop_env` only, nothing of rollbook."""

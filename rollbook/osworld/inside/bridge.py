@@ -29,7 +29,7 @@ class Bridge:
         os.close(ready)
 
     def failures(self) -> str:
-        """What went wrong so far; empty when every connection was carried and the bridge still stands."""
+        """Return the problems so far; empty when every connection was carried and the bridge still works."""
         try:
             lost = os.read(self._failures, 4096)
         except BlockingIOError:

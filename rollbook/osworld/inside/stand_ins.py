@@ -16,7 +16,7 @@ NAMES = ("easyocr", "librosa", "pydrive", "borb", "acoustid", "docker", "tqdm", 
 
 
 used: list[str] = []
-"""What was used of the stand-ins, in order."""
+"""The uses of the stand-ins, in order."""
 
 
 class _Absent(type):

@@ -1,4 +1,4 @@
-"""What the installed `desktop_env` can do, by name: printed as JSON for `rollbook.osworld.capabilities`."""
+"""Survey of the installed `desktop_env`: printed as JSON for `rollbook.osworld.capabilities`."""
 
 import ast
 import inspect
@@ -49,7 +49,7 @@ def _parameters(method: Any) -> dict[str, Any]:
 
 
 def _only_raises(method: Any) -> bool:
-    """Whether the body is a docstring at most and `raise NotImplementedError`."""
+    """Return whether the body is a docstring at most and `raise NotImplementedError`."""
     function = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
     statements = [node for node in function.body if not isinstance(node, ast.Expr)]  # type: ignore[attr-defined]
     return bool(statements) and all(isinstance(node, ast.Raise) for node in statements)

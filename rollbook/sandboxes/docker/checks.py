@@ -49,7 +49,7 @@ def check_image(settings: Settings) -> Check:
 
 
 def check_docker_disk(_: Settings) -> Check:
-    """Room for images, and for what desktops write: in the engine's own directory, wherever the ledger is."""
+    """Disk space for images and for what desktops write, in the engine's own directory."""
     name = "docker disk"
     if engine_problem() is not None:
         return Check(name=name, level="warn", found="unknown without an engine")

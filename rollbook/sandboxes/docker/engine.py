@@ -27,10 +27,10 @@ THREADS = 24
 """The default executor has about as many threads as cores: a few hanging calls would block everything else."""
 
 AWAY_ERRORS = (DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError)
-"""What the SDK raises when the engine is silent or gone. An `APIError`, which is one of these too, is an answer."""
+"""Exceptions of the SDK when the engine is silent or gone. An `APIError`, which is one of these too, is an answer."""
 
 NO_NETWORK_LEFT = ("address pool", "fully subnetted")
-"""In the engine's words when every range that it may give to networks is taken."""
+"""Parts of the engine's message when every range for networks is taken."""
 
 
 NO_NETWORK_FIX = (
@@ -49,7 +49,7 @@ def docker_client(timeout_s: float, base_url: str | None = None, **options: Any)
 
 
 class NameTaken(SandboxStartFailed):
-    """Another container has the name already: somebody was faster with the same key."""
+    """Another container has the name already: another creator of the same key was faster."""
 
 
 class NetworkGone(SandboxStartFailed):
@@ -145,7 +145,7 @@ class Engine:
             raise ContainerGone(explain(error)) from error
 
     async def has_image(self, image: str) -> bool:
-        """Whether the engine has an image of this name or id."""
+        """Return whether the engine has an image of this name or id."""
         try:
             await self._run(lambda client: client.images.get(image))
         except APIError as error:
@@ -168,7 +168,7 @@ class Engine:
         await self._run(lambda client: client.api.unpause(container_id))
 
     async def remove(self, container_id: str) -> None:
-        """Kill and remove; gone, or being removed by somebody else, is fine."""
+        """Kill and remove; a container that is gone or being removed is fine."""
         try:
             await self._run(lambda client: client.api.remove_container(container_id, force=True, v=True))
         except NotFound:
@@ -208,7 +208,7 @@ class Engine:
 def remove_networks(client: docker.DockerClient, deployment: str) -> int:
     """Remove every network with the label of `deployment` that no container is in; returns how many.
 
-    In use (403, 409) and gone already (404) are fine: whoever uses it or removed it knows better.
+    In use (403, 409) and gone already (404) are fine.
     """
     removed = 0
     for row in client.api.networks(filters={"label": f"{LABEL_DEPLOYMENT}={deployment}"}):
@@ -224,7 +224,7 @@ def remove_networks(client: docker.DockerClient, deployment: str) -> int:
 def network_arguments(deployment: str, egress: str, labels: Mapping[str, str]) -> dict[str, Any]:
     """Arguments of `create_network`: guests of a bridge do not see each other; without egress, no masquerade.
 
-    Not an `internal` network: those publish no ports on Docker 20.10 (osworld-notes, corrections).
+    Not an `internal` network: those publish no ports on Docker 20.10.
     """
     return {
         "name": f"rollbook-{deployment}-{egress}-{uuid.uuid4().hex[:8]}",
@@ -256,7 +256,7 @@ def _network(client: docker.DockerClient, deployment: str, egress: str) -> str:
 
 
 def explain(error: BaseException) -> str:
-    """Docker's own words for what went wrong."""
+    """Return Docker's own error message."""
     text = getattr(error, "explanation", None) or str(error)
     if isinstance(text, bytes):
         text = text.decode(errors="replace")

@@ -28,7 +28,7 @@ from rollbook.sandboxes.docker.engine import docker_client, explain
 
 ENGINE_TIMEOUT_S = 900
 PULL_TIMEOUT_S = 60
-"""How long a pull may be silent before `auto` builds the base itself."""
+"""Seconds of silence of a pull after which `auto` builds the base itself."""
 PUBLIC_BASE = "debian:bookworm-slim"
 PUBLIC_MIRROR = "http://deb.debian.org/debian"
 PUBLIC_SECURITY = "http://deb.debian.org/debian-security"
@@ -39,7 +39,7 @@ CERTIFICATES_IN_BUILD = "/tmp/build/apt/ca.crt"
 NEEDED_ENGINE_BYTES = 3_000_000_000
 NEEDED_TEMP_BYTES = 700_000_000
 NOT_NEEDED = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "var/lib/apt/lists")
-"""What Debian's own slim image leaves out too, and the package lists that the build fetches anew."""
+"""Directories that Debian's own slim image leaves out too, and package lists, which the build fetches anew."""
 
 Log = Callable[[str], None]
 
@@ -54,7 +54,7 @@ class AptSettings:
 
     @property
     def needs_host_network(self) -> bool:
-        """Whether something is reached through this machine's loopback (a caching proxy, as a rule)."""
+        """True when something is reached through this machine's loopback (a caching proxy, as a rule)."""
         return bool(re.search(r"//(127\.|localhost|\[::1\])", " ".join([self.mirror, *self.options])))
 
     def proxy_environment(self) -> dict[str, str]:

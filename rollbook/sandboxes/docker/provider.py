@@ -1,7 +1,7 @@
 """Desktops as containers of one Docker engine.
 
 A desktop is found again by the label `rollbook.key`, and its name is made of the key, so that the engine itself
-refuses a second container for one attempt: whoever loses that race adopts the winner's.
+refuses a second container for one attempt: the loser of that race adopts the winner's.
 """
 
 import asyncio
@@ -134,7 +134,7 @@ class DockerProvider(SandboxProvider):
                 tries += 1
                 if tries == ADOPTION_TRIES:
                     raise SandboxStartFailed(
-                        f"tried {tries} times; is the name taken by somebody else? {error}"
+                        f"tried {tries} times; is the name taken by another container? {error}"
                     ) from error
                 await asyncio.sleep(POLL_S)
             except ImageMissing as error:  # it may be on its way, being built or loaded
@@ -211,7 +211,7 @@ class DockerProvider(SandboxProvider):
         return Endpoint(f"http://{self._publish_ip}:{published}")
 
     async def stop(self, sandbox_id: str) -> None:
-        """See `SandboxProvider.stop`. Refuses a container of somebody else."""
+        """See `SandboxProvider.stop`. Refuses a container of another deployment."""
         deadline = time.monotonic() + 60.0
         with _no_proof("stop"):
             while (details := await self._engine.inspect(sandbox_id)) is not None:

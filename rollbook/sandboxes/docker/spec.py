@@ -12,7 +12,7 @@ from rollbook.sandboxes.docker.engine import Engine, explain
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, LABEL_KEY, IsOwner, SandboxInfo, SandboxSpec, SandboxStatus
 
 NOWHERE_DNS = "127.0.0.1"
-"""A resolver that nobody answers at: no name leaks outside. Docker's own resolver in between then stays silent, so a
+"""An address without a resolver: no name leaks outside. Docker's own resolver in between then stays silent, so a
 look-up takes as long as the guest waits for it: 20 s (measured) unless the options make it one try of one second."""
 
 LOG_LIMIT = {"type": "json-file", "config": {"max-size": "2m", "max-file": "1"}}
@@ -70,7 +70,7 @@ def container_arguments(spec: SandboxSpec, now: datetime) -> dict[str, Any]:
 
 
 def status_of(state: str) -> SandboxStatus:
-    """The status behind Docker's word for a container's state."""
+    """Map Docker's state of a container to a status."""
     return _STATUS.get(state, SandboxStatus.UNKNOWN)
 
 
@@ -103,13 +103,13 @@ def host_port(details: Mapping[str, Any], port: int) -> int | None:
 
 
 def why_stopped(details: Mapping[str, Any], log: bytes) -> str:
-    """For people: how the container ended and what it said last."""
+    """Describe the container's end and its last output."""
     state = details["State"]
     memory = ", out of memory" if state.get("OOMKilled") else ""
-    said = log.decode(errors="replace").strip()[-2000:]
+    output = log.decode(errors="replace").strip()[-2000:]
     error = f", {state['Error']}" if state.get("Error") else ""
     end = f"{state['Status']} with code {state.get('ExitCode')}{memory}{error}"
-    return f"the container {end}; its last output: {said or '(none)'}"
+    return f"the container {end}; its last output: {output or '(none)'}"
 
 
 STALE_TICKET = timedelta(seconds=120)
