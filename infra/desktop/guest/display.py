@@ -40,7 +40,7 @@ class Screen:
         return self._with(ask)
 
     def pointer(self) -> tuple[int, int]:
-        """Where the pointer's hot spot is."""
+        """Return the position of the pointer's hot spot."""
 
         def ask(connection: display.Display) -> tuple[int, int]:
             reply = connection.screen().root.query_pointer()

@@ -76,7 +76,7 @@ def run(
     except subprocess.TimeoutExpired:
         kill_group(process)
         raise CommandTimeout(timeout_s) from None
-    except RuntimeError as trouble:  # no thread: an output that nobody reads must not pass for an empty one
+    except RuntimeError as trouble:  # no thread: an output that is not read must not pass for an empty one
         kill_group(process)
         raise GuestError(f"the command's output cannot be read: {trouble}", 500) from trouble
     return Completed(output.so_far(), error.so_far() if error else "", returncode)

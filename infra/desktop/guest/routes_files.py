@@ -83,7 +83,7 @@ def list_directory() -> dict:
 
 @routes.post("/desktop_path")
 def desktop_path() -> dict:
-    """Where the user's desktop directory is."""
+    """Return the user's desktop directory."""
     path = Path.home() / "Desktop"
     if not path.is_dir():
         raise GuestError("the user has no Desktop directory", 404)

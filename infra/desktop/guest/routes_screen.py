@@ -1,4 +1,4 @@
-"""What can be seen: screenshot, pointer, sizes, accessibility tree, terminal text; and recording's refusal."""
+"""Views of the desktop: screenshot, pointer, sizes, accessibility tree, terminal text; and recording's refusal."""
 
 import time
 

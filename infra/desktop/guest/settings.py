@@ -1,4 +1,4 @@
-"""What can be set for the guest server, read once from the environment when it starts."""
+"""Settings of the guest server, read once from the environment when it starts."""
 
 import os
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ def listed() -> list[Window]:
 
 
 def title_contains(text: str) -> bool:
-    """Whether some window's title contains the text."""
+    """Return whether the title of a window contains the text."""
     return any(text in window.title for window in listed())
 
 

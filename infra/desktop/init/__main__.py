@@ -1,7 +1,7 @@
 """Boot: `python3 -m init` as root, as process 1 or below Docker's own init (`--init`).
 
 Order: nonce and cookie; display, bus and guest server side by side; then the session; then `ready`, from when on
-/screenshot answers; last the live view, which nobody waits for.
+/screenshot answers; last the live view, which nothing waits for.
 """
 
 import os

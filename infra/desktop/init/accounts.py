@@ -1,4 +1,4 @@
-"""Who runs what: the desktop's user, and the environment of the user's session."""
+"""The desktop's user, and the environment of the user's session."""
 
 import os
 import pwd
@@ -37,7 +37,7 @@ ROOT_ENVIRONMENT = {
 
 
 def session_environment(user: Account) -> dict[str, str]:
-    """What every program of the desktop session sees; nothing of the container's own variables but the
+    """Return the environment of every program of the desktop session; nothing of the container's own variables but the
     `ROLLBOOK_GUEST_*` settings, so that no password handed to the container reaches the agent."""
     runtime = f"/run/user/{user.uid}"
     settings = {name: value for name, value in os.environ.items() if name.startswith("ROLLBOOK_GUEST_")}

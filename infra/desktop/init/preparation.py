@@ -1,4 +1,4 @@
-"""What must lie in place before the first process of the session starts."""
+"""Files that must be in place before the first process of the session starts."""
 
 import os
 import secrets

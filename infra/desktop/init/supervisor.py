@@ -32,7 +32,7 @@ class Supervisor:
             self._running[pid] = Running(service, pid, time.monotonic())
 
     def run_forever(self) -> None:
-        """Until a fatal service ends (raises Fatal) or the container is told to stop (returns)."""
+        """Watch until a fatal service ends (raises Fatal) or the container must stop (returns)."""
         watched = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
         while True:
             self._collect()
@@ -107,7 +107,7 @@ class Supervisor:
 
 
 def accepts(path: str) -> bool:
-    """Whether a process listens on a unix socket."""
+    """Return whether a process listens on a unix socket."""
     if not Path(path).exists():
         return False
     with socket.socket(socket.AF_UNIX) as probe:

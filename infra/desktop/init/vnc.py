@@ -1,7 +1,7 @@
-"""The live view: x11vnc on loopback, noVNC over WebSocket on port 8006. Everybody watches, nobody acts.
+"""The live view: x11vnc on loopback, noVNC over WebSocket on port 8006. View only.
 
 Settings of the container, each as a variable or, with `_FILE` appended, as a file that holds the value:
-`VNC_PASSWORD` is asked for before anything is shown (without it the view is open to whoever reaches the port);
+`VNC_PASSWORD` is asked for before anything is shown (without it the view is open to everyone who reaches the port);
 `VNC_CONTROL_PASSWORD` gives mouse and keyboard as well. `VNC=off` starts no view. VNC itself looks at the first
 8 characters of a password only.
 """
@@ -31,7 +31,7 @@ def services() -> list[Service]:
 
 
 def _access() -> tuple[str, ...]:
-    """Who may see and who may act. A password that nobody was told stands in for an absent one."""
+    """Return the options for passwords. A random password replaces an absent one: it locks that kind of access."""
     view, control = _secret("VNC_PASSWORD"), _secret("VNC_CONTROL_PASSWORD")
     if not view and not control:
         return ("-viewonly", "-nopw")

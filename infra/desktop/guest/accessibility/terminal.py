@@ -1,4 +1,4 @@
-"""What the focused gnome-terminal shows."""
+"""The text of the focused gnome-terminal."""
 
 from gi.repository import Atspi, GLib
 
