@@ -306,7 +306,7 @@ def _apt_uris() -> dict[str, str]:
     if shutil.which("apt-get"):
         targets = ["apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]
         for line in subprocess.run(
-            targets, capture_output=True, text=True, timeout=30, check=False
+            targets, capture_output=True, text=True, timeout=120, check=False
         ).stdout.splitlines():
             suite, component, uri = line.split(" ", 2)
             if component == "main" and uri.startswith(("http://", "https://")):
