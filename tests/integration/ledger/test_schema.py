@@ -159,6 +159,18 @@ async def everything(ledger: Ledger) -> dict[str, list[Any]]:
     }
 
 
+def without_generated(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The rows without their generated columns, which follow from the others."""
+    generated = {
+        table.name: {column.name for column in table.c if column.computed is not None}
+        for table in tables.metadata.sorted_tables
+    }
+    return {
+        name: [{column: value for column, value in row.items() if column not in generated[name]} for row in rows]
+        for name, rows in found.items()
+    }
+
+
 async def test_the_previous_revision_loses_nothing_either_way(database_url: str, engine: Engine) -> None:
     """A database of the previous revision, filled with every kind of row, comes up to this one and goes back whole."""
     migrate.upgrade(database_url)
@@ -181,7 +193,7 @@ async def test_the_previous_revision_loses_nothing_either_way(database_url: str,
 
     await asyncio.to_thread(migrate.downgrade, database_url, previous())
     assert await asyncio.to_thread(migrate.current, database_url) == previous()
-    assert await everything(ledger) == before, "the downgrade loses nothing"
+    assert without_generated(await everything(ledger)) == without_generated(before), "the downgrade loses nothing"
     await asyncio.to_thread(migrate.upgrade, database_url)
     assert await everything(ledger) == before, "the upgrade loses nothing"
     assert await ledger.audit(kit.batch_id) == report, "seals, digests and the plan still fit"
