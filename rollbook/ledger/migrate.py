@@ -2,9 +2,9 @@
 
 Tables change by Alembic revisions, in one of two phases: `pre` revisions are applied before new workers are started and
 only add what the old ones can live with; `post` revisions (checks that are validated, what nobody uses any more) after
-the last old worker is gone. Seals, guards, views and grants follow the last `pre` revision (see schema_code).
+the last old worker is gone. Row digests, guards, views and grants follow the last `pre` revision.
 
-Each phase is one transaction: a failure leaves the database as it was. How its locks are taken is told in schema_locks.
+Each phase is one transaction: a failure leaves the database as it was. See rollbook.ledger.schema for its locks.
 """
 
 import os
@@ -22,10 +22,16 @@ from sqlalchemy import Connection, Engine, create_engine, text
 
 import migrations
 from rollbook.errors import ConfigError
-from rollbook.ledger.schema_code import code_digest, drop_code, load_code, loaded_digest, tables_of, views_of
-from rollbook.ledger.schema_locks import lock, patiently
-
-__all__ = ["Phase", "code_digest", "current", "downgrade", "drop_code", "is_current", "load_code", "upgrade"]
+from rollbook.ledger.schema import (
+    code_digest,
+    drop_code,
+    load_code,
+    loaded_digest,
+    lock,
+    tables_of,
+    views_of,
+    with_retries,
+)
 
 Phase = Literal["pre", "post", "all"]
 
@@ -33,7 +39,7 @@ OLDEST_SERVER = 14
 """Oldest major version of Postgres: functions with an SQL body, triggers that can be replaced."""
 
 VERSIONS = [Path(migrations.__file__).parent / "versions"]
-"""Where revisions lie."""
+"""Directories of revisions."""
 
 
 def upgrade(url: str, revision: str = "head", *, phase: Phase = "all") -> list[str]:
@@ -46,8 +52,8 @@ def upgrade(url: str, revision: str = "head", *, phase: Phase = "all") -> list[s
     engine = _engine(url)
     try:
         for steps in _runs(_chosen(_pending(engine, revision), phase)):
-            patiently(engine, "migrate", partial(_apply, steps))
-        patiently(engine, "migrate", _refresh)
+            with_retries(engine, "migrate", partial(_apply, steps))
+        with_retries(engine, "migrate", _refresh)
         return [step.revision for step in _pending(engine, "head")]
     finally:
         engine.dispose()
@@ -64,7 +70,7 @@ def downgrade(url: str, revision: str) -> None:
 
     engine = _engine(url)
     try:
-        patiently(engine, "downgrade", work)
+        with_retries(engine, "downgrade", work)
     finally:
         engine.dispose()
 
@@ -80,7 +86,7 @@ def current(url: str) -> str | None:
 
 
 def is_current(url: str) -> bool:
-    """Whether the database at `url` has the newest tables, guards and views."""
+    """Report if the database at `url` has the newest tables, guards and views."""
     engine = _engine(url)
     try:
         with engine.connect() as connection:
@@ -90,7 +96,7 @@ def is_current(url: str) -> bool:
 
 
 def phase_of(step: Script) -> Phase:
-    """`pre` or `post`, as the revision's module says by `phase = "…"`."""
+    """`pre` or `post`: the `phase` of the revision's module, `pre` by default; raises ConfigError."""
     phase: Phase = getattr(step.module, "phase", "pre")
     if phase not in ("pre", "post"):
         raise ConfigError(f"revision {step.revision}: phase must be pre or post, not {phase!r}")
@@ -98,12 +104,12 @@ def phase_of(step: Script) -> Phase:
 
 
 def _is_online(step: Script) -> bool:
-    """Whether a revision says by `online = True` that it holds no lock that workers would notice."""
+    # A revision with `online = True` holds no lock that would delay workers.
     return bool(getattr(step.module, "online", False))
 
 
 def _chosen(pending: Sequence[Script], phase: Phase) -> list[Script]:
-    """The pending revisions of a phase; refuses to skip what must come before."""
+    """The pending revisions of a phase; raises ConfigError when earlier ones would be skipped."""
     if phase == "all":
         return list(pending)
     last_pre = max((place for place, step in enumerate(pending) if phase_of(step) == "pre"), default=-1)
@@ -125,7 +131,7 @@ def _chosen(pending: Sequence[Script], phase: Phase) -> list[Script]:
 
 
 def _runs(steps: Sequence[Script]) -> list[list[Script]]:
-    """What is applied in one transaction: neighbours of one phase that lock in the same way."""
+    """Groups to apply in one transaction each: neighbours of one phase that lock in the same way."""
     return [list(run) for _, run in groupby(steps, key=lambda step: (phase_of(step), _is_online(step)))]
 
 
@@ -147,7 +153,7 @@ def _refresh(connection: Connection) -> None:
 
 
 def _load_if_it_fits(connection: Connection) -> None:
-    """Load the code once every table has what it needs; `post` revisions only take away what it does not."""
+    # The code needs every `pre` revision; `post` ones only remove what it does not use.
     fits = _revision(connection) is not None and all(phase_of(step) == "post" for step in _left(connection, "head"))
     if fits and loaded_digest(connection) != code_digest():
         load_code(connection)
@@ -171,8 +177,10 @@ def _left(connection: Connection, revision: str) -> list[Script]:
     """Revisions between the database's and `revision`, oldest first; none when it is that far already."""
     scripts = ScriptDirectory.from_config(_config(None))
     done = _revision(connection)
-    known = {step.revision for step in scripts.iterate_revisions(done, "base")} if done else set()
-    return [step for step in reversed(list(scripts.iterate_revisions(revision, "base"))) if step.revision not in known]
+    applied = {step.revision for step in scripts.iterate_revisions(done, "base")} if done else set()
+    return [
+        step for step in reversed(list(scripts.iterate_revisions(revision, "base"))) if step.revision not in applied
+    ]
 
 
 def _revision(connection: Connection) -> str | None:

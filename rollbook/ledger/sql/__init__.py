@@ -1,7 +1,7 @@
 """SQL of the ledger. `<module>.sql` holds the named statements of `rollbook.ledger.<module>`.
 
 `row_digests.sql`, `guards.sql`, `views.sql` and `grants.sql` are loaded into the database by a migration
-(`rollbook.ledger.schema_code`).
+(`rollbook.ledger.schema`).
 """
 
 import re

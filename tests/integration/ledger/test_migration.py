@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import Connection, create_engine, text
 
 from rollbook.errors import ConfigError, LedgerError
-from rollbook.ledger import Ledger, migrate, schema_code, schema_locks
+from rollbook.ledger import Ledger, migrate, schema
+from rollbook.ledger.sql import SQL
 from tests.support.ledger import Kit, make_tasks, rows
 from tests.support.waiting import until
 
@@ -64,8 +65,8 @@ async def kit(database_url: str) -> AsyncIterator[Kit]:
 def sql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The scripts of another version, to be edited."""
     copy = tmp_path / "sql"
-    shutil.copytree(schema_code.SQL, copy)
-    monkeypatch.setattr(schema_code, "SQL", copy)
+    shutil.copytree(SQL, copy)
+    monkeypatch.setattr(schema, "SQL", copy)
     return copy
 
 
@@ -181,8 +182,13 @@ def open_writer(database_url: str, key: str) -> Iterator[Connection]:
 async def test_bodies_and_views_are_replaced_beside_an_open_writer(kit: Kit, database_url: str, sql: Path) -> None:
     keys = await kit.keys()
     edit(sql, "guards.sql", "BEGIN\n", "BEGIN\n    -- another body\n")
-    edit(sql, "seals.sql", "seal_row() RETURNS trigger LANGUAGE plpgsql AS $$\n", "seal_row() RETURNS trigger AS $$\n")
-    edit(sql, "seals.sql", "    RETURN NEW;\nEND $$;", "    RETURN NEW;\nEND $$ LANGUAGE plpgsql;")
+    edit(
+        sql,
+        "row_digests.sql",
+        "seal_row() RETURNS trigger LANGUAGE plpgsql AS $$\n",
+        "seal_row() RETURNS trigger AS $$\n",
+    )
+    edit(sql, "row_digests.sql", "    RETURN NEW;\nEND $$;", "    RETURN NEW;\nEND $$ LANGUAGE plpgsql;")
     edit(sql, "views.sql", "CREATE VIEW scoreboard AS", "CREATE VIEW scoreboard AS /* another */")
     with open_writer(database_url, keys[0]):
         await asyncio.to_thread(migrate.upgrade, database_url)
@@ -193,8 +199,8 @@ async def test_bodies_and_views_are_replaced_beside_an_open_writer(kit: Kit, dat
 async def test_an_open_writer_holds_up_a_revision_and_nobody_else(
     kit: Kit, database_url: str, versions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema_locks, "TRIES", 3)
-    monkeypatch.setattr(schema_locks, "LOCK_TIMEOUT_S", 1)
+    monkeypatch.setattr(schema, "TRIES", 3)
+    monkeypatch.setattr(schema, "LOCK_TIMEOUT_S", 1)
     head = migrate.current(database_url)
     add(versions, "9001_colour", PRE, head)
     keys = await kit.keys(samples=100)

@@ -13,7 +13,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from rollbook.ledger import Ledger, migrate, tables
+from rollbook.ledger import Ledger, migrate, schema, tables
 from tests.support.ledger import Kit, make_tasks, ref, rows
 from tests.support.servers import PostgresServer
 
@@ -77,7 +77,7 @@ async def test_migrations_build_what_the_metadata_says(pg_server: PostgresServer
     other = create_engine(url)
     with other.begin() as connection:
         tables.metadata.create_all(connection)
-        migrate.load_code(connection)
+        schema.load_code(connection)
     with engine.connect() as migrated, other.connect() as declared:
         left, right = catalog(migrated), catalog(declared)
         assert compare_metadata(MigrationContext.configure(migrated), tables.metadata) == []
@@ -105,7 +105,7 @@ async def test_upgrade_is_idempotent_and_reloads_changed_code(database_url: str,
     with pytest.raises(Exception, match="already exists"):
         migrate.upgrade(database_url)  # the note lists fewer views than there are: nothing is lost silently
     with engine.begin() as connection:
-        migrate.drop_code(connection)
+        schema.drop_code(connection)
         for view in ("episode_timeline", "live_sandboxes", "model_usage", "pass_k", "sample_spread", "training_rows"):
             connection.execute(text(f"DROP VIEW {view}"))
         connection.execute(text("DROP VIEW rollout_result, admission_history, current_admission"))
