@@ -8,6 +8,7 @@ RollbookError
 │   ├── Fenced             a write by an attempt that is no longer the current one
 │   ├── BatchStopping      a claim while the batch is stopping or cancelled
 │   └── LedgerConflict     a write that contradicts a recorded fact
+├── OutOfTime              no call was made: the time of this try does not suffice for one; another try goes on
 ├── ArtifactError          an artifact is missing or its bytes do not match its digest
 └── InfraError             something outside the policy failed; carries a `reason` of the closed vocabulary
     ├── CapacityBusy       no room for another desktop now; retry later (never counted as an attempt)
@@ -19,14 +20,21 @@ RollbookError
     ├── ActionTimeout      reason action_timeout
     ├── ActionFailed       reason rollout_error
     ├── ModelCallFailed    reason model_call_failed
-    │   ├── CallError          a call by the model client (rollbook/policies/client/errors.py):
-    │   └── …                  ContextOverflow, RateLimited, AuthFailed, BadRequest, TransportFailed
+    │   └── CallError          a call of the model client
+    │       ├── ContextOverflow    the prompt does not fit: shrink the history and plan again, never repeat as it is
+    │       ├── RateLimited        429 or 503; `retry_after_s` is the server's wish
+    │       ├── AuthFailed         401 or 403: the profile's key is wrong
+    │       ├── BadRequest         another 4xx: repeating it cannot help
+    │       └── TransportFailed    5xx, refused, reset, cut, or no chat completion: repeating it may help
     ├── ModelTimeout       reason model_timeout
     ├── EvaluationInterrupted  reason evaluation_interrupted
     └── EvaluatorError     reason evaluator_error
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+BODY_LIMIT = 16 * 1024
+"""Bytes of a refusal's body that are kept as evidence. The body of a 200 is a model's answer: it is kept whole."""
 
 
 class RollbookError(Exception):
@@ -59,6 +67,10 @@ class BatchStopping(LedgerError):
 
 class LedgerConflict(LedgerError):
     """The write contradicts a fact that is already recorded."""
+
+
+class OutOfTime(RollbookError):
+    """Nothing was asked: another try of the step has the time for it, and goes on from the rows there are."""
 
 
 class ArtifactError(RollbookError):
@@ -133,6 +145,55 @@ class ModelCallFailed(InfraError):
     """The model endpoint gave no usable reply."""
 
     reason: ClassVar[str] = "model_call_failed"
+
+
+class CallError(ModelCallFailed):
+    """A failed call of the model client: message and body as the server sent them, redacted."""
+
+    failure_kind: ClassVar[Literal["context_overflow", "transport_error"]] = "transport_error"
+    """Kind of the failed call."""
+    repeatable: ClassVar[bool] = False
+    """Whether the same request may succeed later."""
+
+    def __init__(self, message: str, *, status: int | None = None, body: bytes = b"") -> None:
+        # redaction needs the settings, which need this module
+        from rollbook.redaction import redact, redact_bytes
+
+        super().__init__(redact(message))
+        self.status = status
+        """HTTP status; None when there was no answer."""
+        self.body = redact_bytes(body if status in (None, 200) else body[:BODY_LIMIT])
+
+
+class ContextOverflow(CallError):
+    """The prompt and the reply do not fit into the model's context."""
+
+    failure_kind = "context_overflow"
+
+
+class RateLimited(CallError):
+    """The server wants to be asked later."""
+
+    repeatable = True
+
+    def __init__(self, message: str, *, retry_after_s: float, status: int | None = None, body: bytes = b"") -> None:
+        super().__init__(message, status=status, body=body)
+        self.retry_after_s = retry_after_s
+        """Seconds to wait: the server's Retry-After, bounded; a default when it named none."""
+
+
+class AuthFailed(CallError):
+    """The server does not accept the key of the endpoint profile."""
+
+
+class BadRequest(CallError):
+    """The server does not accept the request; the message has its reason."""
+
+
+class TransportFailed(CallError):
+    """No reply, half a reply, a server error, or something that is no chat completion."""
+
+    repeatable = True
 
 
 class ModelTimeout(InfraError):

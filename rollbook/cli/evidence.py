@@ -11,12 +11,10 @@ from rollbook.cli.opening import open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson, RolloutArgument
 from rollbook.cli.out import clean, print_json, print_table, say, several
 from rollbook.config.settings import Settings
-from rollbook.evidence.exact import exact_envelope
-from rollbook.evidence.full import full_envelope, trajectory_model_calls
+from rollbook.evidence.exact import exact_envelope, full_envelope, trajectory_model_calls
 from rollbook.evidence.load import load_calls
-from rollbook.evidence.proof import Proof
 from rollbook.evidence.trajectory import semantic_trajectory
-from rollbook.evidence.verify import verify
+from rollbook.evidence.verify import Proof, verify
 from rollbook.ledger.reader import Recorded
 
 evidence = typer.Typer(help="What the model saw, said and did.", no_args_is_help=True)

@@ -1,16 +1,96 @@
 """The exact envelope: what a trainer needs to reproduce every generation, or the reasons why there is none.
 
-Upstream contract §3.3. Arrays are not repeated here: each call names the digest of its own, which is also the name of
-the artifact that holds them.
+A prompt that extends the one before it, measured on tokens and on media, can be trained in one physical sequence;
+everything else starts a new segment. History policies only hint at this; the arrays decide.
+
+The envelope of version 3 repeats no arrays: each call names the digest of its own, which is also the name of the
+artifact that holds them. Version 2, for people who debug, has every array and every call in it.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from models.identity import digest, short_id
 from rollbook.evidence.load import CallEvidence, Loaded
-from rollbook.evidence.segments import Placed, place
-from rollbook.evidence.trajectory import trajectory_contract
+from rollbook.evidence.trajectory import REJECTED, trajectory_contract
+from rollbook.policies.client.request import MEDIA_SCHEME
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A generation within its segment."""
+
+    call: CallEvidence
+    segment_index: int
+    segment_id: str
+    append_compatible: bool
+    """Prompt and media extend those of the generation before, its sampled tokens included."""
+    delta_start: int
+    """First token of the prompt that no earlier sequence of the segment holds."""
+    retained_tokens: int
+    """Leading tokens shared with the generation before."""
+    retained_media: int
+
+    @property
+    def view_digest(self) -> str:
+        """Digest of what the model saw."""
+        return view_digest(self.call)
+
+
+def view_digest(call: CallEvidence) -> str:
+    """Digest of prompt tokens and media."""
+    return digest({"prompt_token_ids": call.tokens.prompt_token_ids, "media_ids": call.media_ids})
+
+
+def place(trajectory_id: str, generations: list[CallEvidence]) -> list[Placed]:
+    """Put generations into segments, in their order. A call without arrays extends nothing and is not extended."""
+    placed: list[Placed] = []
+    before: CallEvidence | None = None
+    for call in generations:
+        tokens, media = _shared(before, call)
+        compatible = before is not None and tokens == len(_sequence(before) or ()) and tokens > 0
+        compatible = compatible and before is not None and media == len(before.media_ids)
+        index = placed[-1].segment_index + int(not compatible) if placed else 0
+        placed.append(
+            Placed(
+                call=call,
+                segment_index=index,
+                segment_id=short_id("segment", trajectory_id, index),
+                append_compatible=compatible,
+                delta_start=tokens if compatible else 0,
+                retained_tokens=tokens,
+                retained_media=media,
+            )
+        )
+        before = call
+    return placed
+
+
+def _sequence(call: CallEvidence) -> list[int] | None:
+    prompt, sampled = call.tokens.prompt_token_ids, call.tokens.sampled_token_ids
+    return None if prompt is None or sampled is None else prompt + sampled
+
+
+def _shared(before: CallEvidence | None, call: CallEvidence) -> tuple[int, int]:
+    """(tokens, media) that both begin with."""
+    if before is None:
+        return 0, 0
+    return (
+        _common(_sequence(before) or [], call.tokens.prompt_token_ids or []),
+        _common(before.media_ids, call.media_ids),
+    )
+
+
+def _common(left: Sequence[object], right: Sequence[object]) -> int:
+    number = 0
+    for one, other in zip(left, right, strict=False):
+        if one != other:
+            break
+        number += 1
+    return number
+
 
 POLICY_NAME, POLICY_VERSION = "osworld_exact_prompt_trace", "1"
 
@@ -239,3 +319,99 @@ def _final(placed: list[Placed], generation: dict[str, Any]) -> dict[str, Any]:
         "state_digest": lineage_deltas(placed)[-1]["state_digest"],
         "lineage": [one.call.model_call_id for one in placed],
     }
+
+
+_NOT_IN_COMPLETIONS = (
+    "generation_evidence_digest",
+    "prompt_digest",
+    "response_digest",
+    "prompt_token_count",
+    "sampled_token_count",
+    "history",
+)
+"""What stands for the arrays, or in the calls, there."""
+
+
+def full_envelope(loaded: Loaded) -> dict[str, Any] | None:
+    """The envelope of version 2; None unless every call is complete."""
+    if not loaded.evidence_complete:
+        return None
+    placed = place(loaded.trajectory_id, loaded.generations)
+    completions = [
+        {name: value for name, value in one.items() if name not in _NOT_IN_COMPLETIONS} | call.tokens.to_json()
+        for one, call in zip(model_call_metadata(loaded, placed), loaded.generations, strict=True)
+    ]
+    calls = {"completion_evidence": completions, "trajectory_model_calls": trajectory_model_calls(loaded)}
+    return sealed(loaded, placed, 2, calls)
+
+
+def trajectory_model_calls(loaded: Loaded) -> list[dict[str, Any]]:
+    """Every call that got a reply, whole (upstream contract §3.1). Images are references: their bytes are artifacts."""
+    outcome, made = loaded.attempt.outcome or {}, []
+    eligible = bool(loaded.attempt.decision("runtime")["admitted"])
+    last_step = max((call.row["step"] for call in loaded.calls), default=0)
+    for call in loaded.generations:
+        row = call.row
+        ends = row["step"] == last_step and call is loaded.generations[-1]
+        made.append(
+            {
+                "model_call_id": call.model_call_id,
+                "turn_id": call.turn_id,
+                "environment_step": row["step"],
+                "step_position": row["step"] - 1,
+                "parse_attempt": row["parse_attempt"],
+                "prompt_messages": (call.prompt or {}).get("messages"),
+                "projected_prompt_messages": _projected(call),
+                "media_ids": call.media_ids,
+                "response": _response(call),
+                "accepted": row["accepted"],
+                "parse_error": row["parse_error"],
+                "parsed_actions": row["actions"],
+                "failure_stage": "response_parse" if row["failure_kind"] in REJECTED else None,
+                "failure_kind": row["failure_kind"],
+                "history": call.telemetry.get("history"),
+                "exact_generation_arrays": call.tokens.to_json() if not call.reasons else None,
+                "partial_generation_evidence": call.tokens.to_json() if call.reasons else None,
+                "exact_evidence": {"complete": not call.reasons, "incomplete_reasons": call.reasons},
+                "reward": outcome.get("reward") if ends else 0.0,
+                "done": ends,
+                "eligible": eligible,
+                "runtime_eligible": eligible,
+            }
+        )
+    return made
+
+
+def _response(call: CallEvidence) -> dict[str, Any]:
+    return {
+        "content": call.said.get("content"),
+        "reasoning_content": call.said.get("reasoning"),
+        "tool_calls": call.said.get("tool_calls"),
+        "raw_content": call.said.get("content"),
+        "prompt_token_ids": call.tokens.prompt_token_ids,
+        "generation_token_ids": call.tokens.sampled_token_ids,
+        "generation_log_probs": call.tokens.sampled_logprobs,
+        "routed_experts": call.tokens.routed_experts,
+        "finish_reason": call.row["finish_reason"],
+        "normalization_error": call.telemetry.get("normalization_error"),
+    }
+
+
+def _projected(call: CallEvidence) -> list[dict[str, Any]] | None:
+    """The messages with media ids in place of images."""
+    messages = (call.prompt or {}).get("messages")
+    if messages is None:
+        return None
+    known = {one["sha256"]: one["media_id"] for one in call.media}
+    return [{**message, "content": _content(message.get("content"), known)} for message in messages]
+
+
+def _content(content: Any, known: dict[str, str]) -> Any:
+    return [_part(part, known) for part in content] if isinstance(content, list) else content
+
+
+def _part(part: Any, known: dict[str, str]) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "image_url":
+        return part
+    sha256 = str(part["image_url"]["url"]).removeprefix(MEDIA_SCHEME)
+    return {"type": "image_url", "media_id": known.get(sha256)}

@@ -1,11 +1,13 @@
-"""The call log of one step over the ledger and the artifact store."""
+"""The call log of one step over the ledger and the artifact store, and work that a cancel does not cut."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from obstore.exceptions import BaseError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
@@ -18,6 +20,29 @@ from rollbook.ledger import Ledger
 from rollbook.ledger.records import ModelCall, StoredCall
 from rollbook.policies.base import Answer, summary_of
 from rollbook.redaction import redact
+
+T = TypeVar("T")
+
+CANCEL_PATIENCE_S = 30.0
+"""How long a cancel waits for the work to end, in seconds."""
+
+
+async def finished(work: Coroutine[Any, Any, T], patience_s: float = CANCEL_PATIENCE_S) -> T:
+    """The result of `work`. A cancel, however often it comes, is raised once the work has ended or patience has."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        clock = asyncio.get_running_loop().time
+        ends = clock() + patience_s
+        while not task.done() and (left := ends - clock()) > 0:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task], timeout=left)
+        task.cancel()
+        if task.done() and not task.cancelled():
+            task.exception()  # whatever it was, the cancel is what the caller hears
+        raise
+
 
 JSON = "application/json"
 

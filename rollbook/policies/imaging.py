@@ -1,14 +1,19 @@
 """Screenshots as a model gets them: scaled explicitly, by the same arithmetic and encoder settings everywhere.
 
-Blocking and CPU-bound: call it in a thread.
+The policy that sends an image and the proof that comes later use the same code. Blocking and CPU-bound: call it in a
+thread.
 """
 
+import hashlib
 import io
 import math
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageChops, UnidentifiedImageError
 
+from models.evidence import media_id
 from rollbook.errors import InvalidInput
+from rollbook.policies.agent import Screen
+from rollbook.policies.protocols.base import MediaRef
 
 Size = tuple[int, int]
 
@@ -62,3 +67,32 @@ def _resized(png: bytes, size: Size) -> bytes:
     out = io.BytesIO()
     scaled.save(out, format="PNG", compress_level=6, optimize=False)
     return out.getvalue()
+
+
+def seen(png: bytes, max_pixels: int | None) -> tuple[Screen, bytes]:
+    """The screen and its bytes as sent. Blocking and CPU-bound: call it in a thread."""
+    image, (width, height) = scale_png(png, max_pixels=max_pixels)
+    media = MediaRef(media_id(image), hashlib.sha256(image).hexdigest(), width, height)
+    return Screen(media, png_size(png)), image
+
+
+CLOSE = 8
+"""Levels of 255 by which versions of a scaling library may differ in a pixel."""
+
+
+def alike(one: bytes, other: bytes) -> bool:
+    """The same size, and no channel of any pixel further apart than `CLOSE`. Blocking: call it in a thread."""
+    try:
+        with Image.open(io.BytesIO(one)) as left, Image.open(io.BytesIO(other)) as right:
+            if left.size != right.size:
+                return False
+            difference = ImageChops.difference(left.convert("RGB"), right.convert("RGB"))
+            return all(max(histogram[CLOSE + 1 :]) == 0 for histogram in _histograms(difference))
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError):
+        return False
+
+
+def _histograms(difference: Image.Image) -> list[list[int]]:
+    """Pixels by level, per channel."""
+    counts = difference.histogram()
+    return [counts[at : at + 256] for at in range(0, len(counts), 256)]

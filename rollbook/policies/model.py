@@ -19,7 +19,7 @@ from rollbook.errors import InvalidInput, ModelCallFailed, ModelTimeout
 from rollbook.ledger.records import AttemptContext, StoredCall
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, AgentTask, PlannedCall, Screen
 from rollbook.policies.base import Answer, CallLog, Lookup, PolicyKind, Sources, Turn
-from rollbook.policies.call_log import Unstorable
+from rollbook.policies.call_log import Unstorable, finished
 from rollbook.policies.client import (
     CallError,
     ChatReply,
@@ -32,10 +32,9 @@ from rollbook.policies.client import (
     TransportFailed,
 )
 from rollbook.policies.client.request import MEDIA_SCHEME, OWNED, request_body, serialise
-from rollbook.policies.finish import finished
+from rollbook.policies.imaging import seen
 from rollbook.policies.protocols.base import ModelProtocol, Parsed, ReplyView, failed
 from rollbook.policies.protocols.registry import PARSERS, known_protocol
-from rollbook.policies.screen import seen
 
 LONGEST_PAUSE_S = 20.0
 """Between two tries after transport failures: 1, 2, 4, … seconds, at most this."""

@@ -176,7 +176,7 @@ async def test_wrong_evidence_never_passes(style: Any, fault: Fault, problem: st
     async with ModelServer([Reply("some words", fault=fault)], style=style) as server:
         reply = await one(server)
     assert reply.content == "some words"
-    assert reply.token_evidence_problem == problem
+    assert reply.token_evidence_problems[0] == problem
 
 
 async def test_a_missing_logprob_is_a_length_mismatch() -> None:

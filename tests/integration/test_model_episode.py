@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from rollbook.errors import BODY_LIMIT
 from rollbook.evidence.exact import exact_envelope
 from rollbook.evidence.load import load_calls
 from rollbook.evidence.verify import verify
 from rollbook.ledger.reader import Recorded
-from rollbook.policies.client.errors import BODY_LIMIT
 from rollbook.policies.protocols.registry import PARSERS
 from tests.doubles.model_server import Call, Reply
 from tests.support.model_server import DONE, Scenario, click_until, code, model_spec, model_system, recorded

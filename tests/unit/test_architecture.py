@@ -21,6 +21,7 @@ PURE = {
     "difflib",
     "enum",
     "functools",
+    "base64",
     "hashlib",
     "itertools",
     "json",

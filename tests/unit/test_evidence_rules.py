@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from models.contract import Contract, Resolved
 from models.spec import contract_of, read_spec
 from rollbook.errors import ConfigError, LedgerConflict
-from rollbook.evidence.exact import exact_envelope, lineage_deltas
-from rollbook.evidence.failures import parse_failure
+from rollbook.evidence.exact import exact_envelope, lineage_deltas, place
 from rollbook.evidence.load import CallEvidence, Loaded, Tokens
-from rollbook.evidence.segments import place
-from rollbook.evidence.trajectory import trajectory_contract
-from rollbook.export.training_rows import rows_of
+from rollbook.evidence.trajectory import parse_failure, trajectory_contract
+from rollbook.export.training import rows_of
 from rollbook.ledger.reader import Recorded
 from rollbook.ledger.records import StoredCall
 from rollbook.policies.agent import Agent, AgentTask, Screen

@@ -13,7 +13,7 @@ from models.spec import contract_of, read_spec
 from rollbook.errors import ArtifactError
 from rollbook.evidence.verify import verify
 from rollbook.ledger.reader import Recorded
-from rollbook.policies import imaging, screen
+from rollbook.policies import imaging
 from rollbook.policies.agent import Agent, AgentTask
 from rollbook.policies.client import ChatRequest
 from rollbook.policies.client.request import request_body, serialise
@@ -53,7 +53,7 @@ def one_call(store: Store, pixels: int | None) -> Recorded:
     contract = contract_of(spec, Resolved(parser_id="pyautogui-code-parser-v1"))
     agent = Agent(contract)
     png = picture()
-    seen, image = screen.seen(png, pixels)
+    seen, image = imaging.seen(png, pixels)
     planned = agent.next_call(AgentTask(KEY, 1, "do"), 1, seen, [])
     body = request_body(ChatRequest("m", planned.messages, tools=planned.tools, sampling=planned.sampling), "vllm")
     row: dict[str, Any] = {
@@ -119,7 +119,7 @@ def brighter(image: Image.Image) -> Image.Image:
 async def test_a_library_that_scales_otherwise_proves_nothing(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     store = Store()
     attempt = one_call(store, 3000)
-    monkeypatch.setattr(screen, "scale_png", again(change))
+    monkeypatch.setattr(imaging, "scale_png", again(change))
     proof = await verify(attempt, store)
     assert (proof.ok, proof.mismatches, proof.prompts_equal, proof.images_equal) == (False, [], 1, 0)
     assert [one.what for one in proof.unchecked] == ["image"]
@@ -130,7 +130,7 @@ async def test_a_library_that_scales_otherwise_proves_nothing(monkeypatch: pytes
 async def test_another_picture_is_a_difference(monkeypatch: pytest.MonkeyPatch, pixels: int | None) -> None:
     store = Store()
     attempt = one_call(store, pixels)
-    monkeypatch.setattr(screen, "scale_png", again(ImageChops.invert))
+    monkeypatch.setattr(imaging, "scale_png", again(ImageChops.invert))
     proof = await verify(attempt, store)
     assert [one.what for one in proof.mismatches] == ["image"]
     assert proof.unchecked == []
@@ -139,7 +139,7 @@ async def test_another_picture_is_a_difference(monkeypatch: pytest.MonkeyPatch, 
 async def test_what_is_not_scaled_needs_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     attempt = one_call(store, None)
-    monkeypatch.setattr(screen, "scale_png", again(lambda image: image))
+    monkeypatch.setattr(imaging, "scale_png", again(lambda image: image))
     assert [one.what for one in (await verify(attempt, store)).mismatches] == ["image"]
 
 

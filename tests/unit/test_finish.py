@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rollbook.policies.finish import finished
+from rollbook.policies.call_log import finished
 
 
 async def test_its_result_and_its_error_come_through() -> None:

@@ -9,12 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models.identity import canonical_json
+from rollbook.errors import BODY_LIMIT
 from rollbook.ledger.records import ModelCall
 from rollbook.policies.agent import Screen
 from rollbook.policies.client import CallError, ChatReply, RateLimited, TransportFailed
-from rollbook.policies.client.document import DEEPEST, read_json
-from rollbook.policies.client.errors import BODY_LIMIT
-from rollbook.policies.client.faults import refusal
+from rollbook.policies.client.faults import DEEPEST, read_json, refusal
 from rollbook.policies.client.reply import Asked, read_reply
 from rollbook.policies.model import parsed_of, said_of, tokens_of
 from rollbook.policies.protocols.base import MediaRef, Parsed, ProtocolOptions

@@ -24,10 +24,17 @@ from rollbook.policies.client import (
     media_url,
 )
 from rollbook.policies.client.faults import refusal, retry_after_s
-from rollbook.policies.client.headers import UPSTREAM_FIELDS, correlation_headers, header_value
-from rollbook.policies.client.reply import Asked, ChatReply, read_reply
-from rollbook.policies.client.request import OWNED, digest_of, request_body, serialise, with_media
-from rollbook.policies.client.tokens import token_evidence
+from rollbook.policies.client.reply import Asked, ChatReply, read_reply, token_evidence
+from rollbook.policies.client.request import (
+    OWNED,
+    UPSTREAM_FIELDS,
+    correlation_headers,
+    digest_of,
+    header_value,
+    request_body,
+    serialise,
+    with_media,
+)
 from rollbook.redaction import SecretRegistry
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
@@ -231,7 +238,7 @@ def test_a_reply_in_its_parts() -> None:
     assert (reply.content, reply.reasoning, reply.tool_calls, reply.finish_reason) == ("ab", "r", [call], "tool_calls")
     assert (reply.model_name, reply.model_version) == ("asked", None)
     assert (reply.tokens("prompt"), reply.tokens("completion")) == (4, None)
-    assert reply.token_evidence_problem == "exact_prompt_token_ids_unavailable"
+    assert reply.token_evidence_problems[0] == "exact_prompt_token_ids_unavailable"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +273,7 @@ def test_a_reply_with_a_secret_keeps_neither_it_nor_its_tokens(monkeypatch: pyte
     reply = reads({"choices": [choice], "prompt_token_ids": [1]})
     assert reply.content == "it is [redacted]"
     assert reply.sampled_token_ids is reply.sampled_logprobs is reply.prompt_token_ids is None
-    assert reply.token_evidence_problem == "exact_prompt_token_ids_unavailable"
+    assert reply.token_evidence_problems[0] == "exact_prompt_token_ids_unavailable"
     assert b"cret" not in reply.raw
     assert json.loads(reply.raw)["choices"][0]["message"]["content"] == reply.content
 

@@ -15,7 +15,7 @@ import pytest
 from models.identity import canonical_json
 from rollbook.errors import ConfigError, InvalidInput
 from rollbook.export import parquet
-from rollbook.export.training_columns import COLUMNS, JSON_COLUMNS, LAYOUT, Kind, cells_of
+from rollbook.export.parquet import COLUMNS, JSON_COLUMNS, LAYOUT, Kind, cells_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "training-export.md"
 SCALARS: dict[str, Any] = {"text": "né\n", "int": 2**53 + 1, "float": -0.1, "bool": True, "json": {"a": [1, None, 0.5]}}

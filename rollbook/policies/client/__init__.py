@@ -1,7 +1,6 @@
 """Talks to models: an OpenAI-compatible chat-completions client over bounded pools, one per endpoint profile."""
 
-from rollbook.policies.client.client import Exchanged, ModelClient, ModelClients
-from rollbook.policies.client.errors import (
+from rollbook.errors import (
     AuthFailed,
     BadRequest,
     CallError,
@@ -10,6 +9,7 @@ from rollbook.policies.client.errors import (
     RateLimited,
     TransportFailed,
 )
+from rollbook.policies.client.client import Exchanged, ModelClient, ModelClients
 from rollbook.policies.client.profile import EndpointProfile, load_profiles
 from rollbook.policies.client.reply import ChatReply
 from rollbook.policies.client.request import ChatRequest, Sampling, media_url

@@ -14,13 +14,19 @@ from dataclasses import dataclass
 import httpx
 
 from rollbook.config.settings import Settings
-from rollbook.errors import ConfigError, ModelTimeout
-from rollbook.policies.client.errors import OutOfTime, TransportFailed
+from rollbook.errors import ConfigError, ModelTimeout, OutOfTime, TransportFailed
 from rollbook.policies.client.faults import refusal
-from rollbook.policies.client.headers import OWN_PREFIX, correlation_headers
 from rollbook.policies.client.profile import EndpointProfile, load_profiles
 from rollbook.policies.client.reply import Asked, ChatReply, read_reply
-from rollbook.policies.client.request import ChatRequest, digest_of, request_body, serialise, with_media
+from rollbook.policies.client.request import (
+    OWN_PREFIX,
+    ChatRequest,
+    correlation_headers,
+    digest_of,
+    request_body,
+    serialise,
+    with_media,
+)
 from rollbook.redaction import redact, redact_bytes
 
 KEEP_ALIVE_S = 4.0
@@ -48,7 +54,7 @@ class Exchanged:
     latency_s: float
 
     def reply(self) -> ChatReply:
-        """Read the answer. Raises one of `errors.py` when it is no completed call; the error keeps the body."""
+        """Read the answer. Raises CallError when it is not a completed call; the error keeps the body."""
         if self.status != 200:
             raise refusal(self.status, self.raw, self.headers, self.asked.max_output_tokens, self.asked.model)
         _same_call(self.sent_headers, self.headers, self.raw)

@@ -1,13 +1,20 @@
-"""What a server's refusal means."""
+"""Reading of a body as servers write it, and the meaning of a refusal.
 
+JSON is made storable; the bytes themselves are kept as evidence, so nothing is lost:
+- NaN, infinities (also `1e999`) and integers with more digits than Python reads become null;
+- values nested deeper than `DEEPEST` become null;
+- bytes that are not text of their encoding become the replacement character.
+"""
+
+import json
+import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from rollbook.policies.client.document import read_json
-from rollbook.policies.client.errors import (
+from rollbook.errors import (
     AuthFailed,
     BadRequest,
     CallError,
@@ -15,6 +22,70 @@ from rollbook.policies.client.errors import (
     RateLimited,
     TransportFailed,
 )
+
+DEEPEST = 64
+"""Levels of arrays and objects; what a reply needs is ten."""
+
+# A string (to the end of the text when it is not closed), or a bracket outside of strings. Possessive: no backtracking.
+_LEXEMES = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+
+
+def read_json(raw: bytes) -> Any:
+    """The document. Raises ValueError for what is no JSON, and nothing else."""
+    text = _shallow(_decoded(raw))
+    try:
+        return json.loads(text, parse_float=_finite_or_none, parse_constant=_nothing)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an integer that is too long
+        return json.loads(text, parse_float=_finite_or_none, parse_constant=_nothing, parse_int=_short)
+
+
+def _decoded(raw: bytes) -> str:
+    encoding = json.detect_encoding(raw)
+    try:
+        return raw.decode(encoding, "surrogatepass")
+    except UnicodeDecodeError:
+        return raw.decode(encoding, "replace")
+
+
+def _shallow(text: str) -> str:
+    """The text with `null` in place of what is too deep: by the text, as reading it could exhaust the stack."""
+    if text.count("[") + text.count("{") <= DEEPEST:
+        return text
+    kept: list[str] = []
+    depth = start = 0
+    for found in _LEXEMES.finditer(text):
+        bracket = text[found.start()]
+        if bracket in "[{":
+            depth += 1
+            if depth == DEEPEST + 1:
+                kept.append(text[start : found.start()])
+        elif bracket in "]}":
+            if depth == DEEPEST + 1:
+                kept.append("null")
+                start = found.end()
+            depth -= 1
+    if depth > DEEPEST:
+        raise ValueError("its brackets are not closed")
+    return "".join([*kept, text[start:]])
+
+
+def _finite_or_none(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _short(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _nothing(_: str) -> None:
+    """NaN, Infinity, -Infinity."""
+
 
 OVERFLOW = re.compile(
     "|".join(

@@ -1,19 +1,80 @@
-"""What is asked: one chat completion, its images by reference.
+"""A request: one chat completion, its images by reference, and the correlation headers it travels with.
 
 The body exists in two forms. The one that is kept has `media://<sha256>` in place of every image; the one that is sent
 has `data:` URLs instead, and nothing else differs. Both are serialised alike (insertion order, no white space), so the
 kept form and the images reproduce what was sent byte for byte.
+
+Correlation headers name the rollout, step and parse attempt of a request, for the logs of the server. They never enter
+the model's body.
 """
 
 import hashlib
 import json
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from rollbook.errors import InvalidInput
 from rollbook.policies.client.profile import ApiStyle
+
+OWN_PREFIX = "x-rollbook-"
+UPSTREAM_PREFIX = "x-nemo-gym-log-"
+
+UPSTREAM_FIELDS = frozenset(
+    [
+        "run_id",
+        "adapter",
+        "rollout_purpose",
+        "sampling_event_id",
+        "source_group_id",
+        "execution_id",
+        "rollout_id",
+        "group_id",
+        "rollout_index",
+        "attempt_index",
+        "task_id",
+        "domain",
+        "task_attempt",
+        "step",
+        "parse_attempt",
+        "agent_contract_id",
+        "history_policy_id",
+        "model_protocol_id",
+    ]
+)
+"""Fields that upstream sends too, under its own prefix (upstream contract §2.1)."""
+
+VALUE_LIMIT = 1024
+_BREAKS = re.compile(r"[\r\n]+")
+_NAME = re.compile(r"[^A-Za-z0-9-]+")
+
+
+def header_value(value: object) -> str:
+    """The value as a header may carry it: no line breaks or control characters, ASCII, at most 1,024 characters.
+
+    What is not printable ASCII is percent-encoded.
+    """
+    text = _BREAKS.sub("", str(value)).strip()
+    safe = "".join(c if c.isascii() and c.isprintable() else quote(c, safe="", errors="replace") for c in text)
+    return safe[:VALUE_LIMIT]
+
+
+def correlation_headers(fields: Mapping[str, object]) -> dict[str, str]:
+    """`x-rollbook-<field>` for every field that has a value, and upstream's header where it knows the field."""
+    headers: dict[str, str] = {}
+    for key, value in fields.items():
+        text = "" if value is None else header_value(value)
+        name = _NAME.sub("-", key).strip("-").lower()
+        if not text or not name:
+            continue
+        headers[OWN_PREFIX + name] = text
+        if key in UPSTREAM_FIELDS:
+            headers[UPSTREAM_PREFIX + name] = text
+    return headers
+
 
 MEDIA_SCHEME = "media://"
 
@@ -77,7 +138,7 @@ class ChatRequest:
     queue_s: float | None = None
     """Longest wait for a free connection; None waits for ever."""
     correlation: Mapping[str, object] = field(default_factory=dict)
-    """Field name → value, sent as headers (see `headers.py`)."""
+    """Field name → value, sent as headers (`correlation_headers`)."""
 
 
 def media_url(sha256: str) -> str:

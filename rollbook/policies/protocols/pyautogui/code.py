@@ -1,23 +1,182 @@
-"""Code of a model, before it runs anywhere: its syntax, its coordinates, its key names, its WAIT, DONE and FAIL."""
+"""pyautogui code of a model, checked and made ready to run: places in pixels of the screen, key names that exist."""
 
 import ast
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from models.outcome import TerminalAction
 from rollbook.policies.base import WAIT
-from rollbook.policies.protocols.coordinates import Projection
-from rollbook.policies.protocols.pyautogui.keys import key_edits
-from rollbook.policies.protocols.pyautogui.names import names_of
-from rollbook.policies.protocols.pyautogui.pointing import place_edits
+from rollbook.policies.keys import known_key
+from rollbook.policies.protocols.coordinates import OutOfSpace, Projection
 from rollbook.policies.protocols.pyautogui.source import (
+    KEYED,
+    OFFSET,
+    POINTED,
+    Edit,
+    Names,
     Unusable,
+    calls_of,
+    check_plain,
     compiled,
     edited,
     line_starts,
+    names_of,
     parsed,
     span,
     syntax_error,
 )
+
+
+def place_edits(tree: ast.Module, names: Names, projection: Projection) -> Iterator[Edit]:
+    """The edits that bring every place in the code to pixels of the screen.
+
+    Where the model does not speak in pixels of the screen, a place that is not a literal cannot be brought there, and
+    run as it stands it would point somewhere else without a word: Unusable. Nothing is looked at where the model
+    does.
+    """
+    if projection.identity:
+        return
+    check_plain(tree, names)
+    for name, call in calls_of(tree, names):
+        if name in POINTED:
+            yield from _placed(name, call, projection)
+        elif name in OFFSET:
+            _check_offset(name, call)
+
+
+def _placed(name: str, call: ast.Call, projection: Projection) -> Iterator[Edit]:
+    for axis, node in _axes(name, call, POINTED[name], "xy"):
+        value = number(node)
+        if value is None:
+            raise Unusable(f"{name}: write the coordinates into the call, as plain numbers")
+        try:
+            yield Edit(node, str(projection.axis(value, axis)))
+        except OutOfSpace as error:
+            raise Unusable(str(error)) from error
+
+
+def _check_offset(name: str, call: ast.Call) -> None:
+    """Offsets are pixels in every space; a fraction of one would be cut to nothing."""
+    for _, node in _axes(name, call, (0, 1), ("xOffset", "yOffset")):
+        value = number(node)
+        if value is not None and not value.is_integer():
+            raise Unusable(f"{name}: its offset is in pixels of the screen, a whole number")
+
+
+def _axes(
+    name: str, call: ast.Call, positions: tuple[int, int], keywords: str | tuple[str, str]
+) -> list[tuple[int, ast.expr]]:
+    """A call's x (0) and y (1), as far as given, with what stands for each. Raises Unusable where that is hidden."""
+    if any(isinstance(given, ast.Starred) for given in call.args) or any(one.arg is None for one in call.keywords):
+        raise Unusable(f"{name}: write the arguments out, without * and **")
+    named = {keyword.arg: keyword.value for keyword in call.keywords}
+    x, y = (
+        call.args[position] if position < len(call.args) else named.get(keyword)
+        for position, keyword in zip(positions, keywords, strict=True)
+    )
+    if isinstance(x, ast.Tuple | ast.List) and (y is None or _none(y)) and len(x.elts) == 2:
+        x, y = x.elts
+    return [(axis, node) for axis, node in enumerate((x, y)) if node is not None and not _none(node)]
+
+
+def _none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def number(node: ast.expr) -> float | None:
+    """A literal number with at most one sign; None for any other expression."""
+    sign = 1
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        sign = -1 if isinstance(node.op, ast.USub) else 1
+        node = node.operand
+    if not (isinstance(node, ast.Constant) and type(node.value) in (int, float)):
+        return None
+    try:
+        return sign * float(node.value)  # type: ignore[arg-type]
+    except OverflowError:
+        return float("inf")
+
+
+_Listed = ast.List | ast.Tuple | ast.Set
+
+_TYPING = ("write", "typewrite")
+
+
+def key_edits(tree: ast.Module, names: Names) -> Iterator[Edit]:
+    """The edits that give every literal key name its name in pyautogui. Raises Unusable for one that does not exist.
+
+    A literal stands in the call itself, or in the only places that a variable of the call has its values from.
+    """
+    calls = [(name, call) for name, call in calls_of(tree, names) if name in KEYED]
+    variables = _literals(tree)
+    lists = {name for name, values in variables.items() if all(isinstance(value, _Listed) for value in values)}
+    elsewhere = _read_outside(tree, [call for name, call in calls if name not in _TYPING or _reads(call) <= lists])
+    for name, call in calls:
+        for given in _given(name, call):
+            variable = given.id if isinstance(given, ast.Name) else None
+            for value in [given] if variable is None else variables.get(variable, []):
+                for edit in _checked(name, value):
+                    if variable in elsewhere:
+                        raise Unusable(f"{name}: the key {ast.unparse(edit.node)[:40]} is called {edit.text}")
+                    yield edit
+
+
+def _given(name: str, call: ast.Call) -> list[ast.expr]:
+    """The arguments of a call that hold key names."""
+    positional = call.args if name in ("hotkey", "shortcut") else call.args[:1]
+    named = [keyword.value for keyword in call.keywords if keyword.arg in ("key", "keys", "message")]
+    return [given.value if isinstance(given, ast.Starred) else given for given in (*positional, *named)]
+
+
+def _checked(name: str, given: ast.expr) -> Iterator[Edit]:
+    if name in _TYPING and not isinstance(given, _Listed):
+        return  # a text, of which each character is typed
+    for node in given.elts if isinstance(given, _Listed) else [given]:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            key = known_key(node.value)
+            if key is None:
+                raise Unusable(f"{name}: there is no key named {node.value[:40]!r}")
+            if key != node.value:
+                yield Edit(node, repr(key))
+
+
+def _literals(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    """Values of the variables that get them only by plain assignments, or by loops over lists that are written out."""
+    values: dict[str, list[ast.expr]] = {}
+    bound: Counter[str] = Counter()
+    plain: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            bound[node.arg] += 1
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound[node.id] += 1
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            plain[node.targets[0].id] += 1
+            values.setdefault(node.targets[0].id, []).append(node.value)
+        elif isinstance(node, ast.For | ast.comprehension) and isinstance(node.iter, _Listed):
+            for name in [node.target.id] if isinstance(node.target, ast.Name) else []:
+                plain[name] += 1
+                values.setdefault(name, []).extend(node.iter.elts)
+    return {name: found for name, found in values.items() if plain[name] == bound[name]}
+
+
+def _read_outside(tree: ast.Module, calls: list[ast.Call]) -> set[str | None]:
+    """Variables that are read outside these calls too: their values mean more than keys."""
+    inside = {id(node) for call in calls for node in _parts(call)}
+    reads = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+    return {node.id for node in reads if id(node) not in inside}
+
+
+def _reads(call: ast.Call) -> set[str]:
+    return {node.id for node in _parts(call) if isinstance(node, ast.Name)}
+
+
+def _parts(call: ast.Call) -> Iterator[ast.AST]:
+    """Everything in a call's arguments."""
+    for given in (*call.args, *call.keywords):
+        yield from ast.walk(given)
+
 
 _STATUS: dict[str, TerminalAction] = {"success": "DONE", "failure": "FAIL"}
 

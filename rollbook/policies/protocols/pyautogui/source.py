@@ -1,8 +1,8 @@
-"""A piece of Python as text and as a tree: checked, and edited in place."""
+"""A piece of model-written Python: read, edited in place, and searched for its uses of pyautogui."""
 
 import ast
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 MAX_CODE = 50_000
@@ -79,3 +79,120 @@ def span(starts: list[int], node: ast.stmt | ast.expr) -> tuple[int, int]:
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+
+
+POINTED: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("click", "leftClick", "rightClick", "middleClick", "doubleClick", "tripleClick"), (0, 1)),
+    **dict.fromkeys(("mouseDown", "mouseUp", "moveTo", "dragTo"), (0, 1)),
+    **dict.fromkeys(("scroll", "hscroll", "vscroll"), (1, 2)),
+}
+"""Functions that take a place, and the positions of its x and y."""
+
+OFFSET = ("moveRel", "move", "dragRel", "drag")
+"""Functions that take an offset from where the pointer is."""
+
+KEYED = ("press", "keyDown", "keyUp", "hotkey", "shortcut", "hold", "write", "typewrite")
+"""Functions that take names of keys; the last two only in a list."""
+
+_FUNCTIONS = (*POINTED, *OFFSET, *KEYED)
+
+_UNSEEN = ("exec", "eval", "compile", "__import__", "globals", "locals", "vars", "__builtins__", "importlib")
+"""Names that can reach pyautogui without naming it."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the code calls pyautogui and its functions."""
+
+    modules: frozenset[str]
+    functions: dict[str, str]
+    """Name in the code → name in pyautogui."""
+
+    def function(self, node: ast.AST) -> str | None:
+        """The function of pyautogui that an expression names; None for any other expression."""
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self.modules:
+            return node.attr
+        return self.functions.get(node.id) if isinstance(node, ast.Name) else None
+
+
+def names_of(tree: ast.Module) -> Names:
+    """The names that the code's imports give, wherever they stand; `pyautogui` itself is always there."""
+    modules = {"pyautogui"}
+    functions: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname for alias in node.names if alias.name == "pyautogui" and alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module == "pyautogui":
+            for alias in node.names:
+                every = alias.name == "*"
+                functions |= {name: name for name in _FUNCTIONS} if every else {alias.asname or alias.name: alias.name}
+    return Names(frozenset(modules), functions)
+
+
+def calls_of(tree: ast.Module, names: Names) -> Iterator[tuple[str, ast.Call]]:
+    """Calls of pyautogui's functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := names.function(node.func)):
+            yield name, node
+
+
+def check_plain(tree: ast.Module, names: Names) -> None:
+    """Make sure that every place the code points at stands in a direct call of a pyautogui function.
+
+    Raises Unusable for a use that could point elsewhere unseen: the module or such a function as a value
+    (`pg = pyautogui`, `c = pyautogui.click`, `getattr(pyautogui, …)`), a name of theirs that is given another meaning,
+    pyautogui's inner parts and its mini-language, and code that runs text.
+    """
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    owners = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in names.modules and id(node) not in owners:
+            raise Unusable(f"use {node.id} only as {node.id}.function(...), with coordinates as plain numbers")
+        if _unseen(node):
+            raise Unusable("call pyautogui by its name, not through exec, eval, importlib, globals or the like")
+        function = names.function(node)
+        if function in (*POINTED, *OFFSET) and id(node) not in called:
+            raise Unusable(f"call pyautogui.{function} directly, with coordinates as plain numbers")
+        if isinstance(node, ast.Attribute) and function and _inner(function):
+            raise Unusable(f"pyautogui.{function} cannot be used here")
+        if taken := _binding(node, names):
+            raise Unusable(f"{taken} is pyautogui's: give the code's own things other names")
+
+
+def _unseen(node: ast.AST) -> bool:
+    """Code that runs text or finds modules by their names, and imports of pyautogui's parts."""
+    if isinstance(node, ast.Name):
+        return node.id in _UNSEEN
+    if isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        modules = [node.module or ""]
+    else:
+        return isinstance(node, ast.Attribute) and node.attr == "modules"
+    return any(name.startswith("pyautogui.") or name.split(".")[0] in _UNSEEN for name in modules)
+
+
+def _inner(function: str) -> bool:
+    return function.startswith("_") or function in ("platformModule", "run", "sys", "pyautogui")
+
+
+def _binding(node: ast.AST, names: Names) -> str | None:
+    """A name of pyautogui's to which a node gives another meaning."""
+    if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and names.function(node) in _FUNCTIONS:
+        return f"pyautogui.{node.attr}"
+    return next((name for name in _bound(node) if name in names.modules or name in names.functions), None)
+
+
+def _bound(node: ast.AST) -> list[str | None]:
+    """The names to which a node gives a meaning, pyautogui's own imports left out."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        return [node.id]
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ExceptHandler | ast.MatchAs):
+        return [node.name]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    if isinstance(node, ast.Import):
+        return [one.asname or one.name.split(".")[0] for one in node.names if one.name.split(".")[0] != "pyautogui"]
+    if isinstance(node, ast.ImportFrom) and node.module != "pyautogui":
+        return [one.asname or one.name for one in node.names]
+    return []

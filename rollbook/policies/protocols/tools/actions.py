@@ -10,8 +10,7 @@ from rollbook.policies.keys import chord
 from rollbook.policies.protocols.base import Size
 from rollbook.policies.protocols.coordinates import OutOfSpace, Projection
 from rollbook.policies.protocols.pyautogui.source import Unusable
-from rollbook.policies.protocols.tools.arguments import Arguments
-from rollbook.policies.protocols.tools.calls import Call
+from rollbook.policies.protocols.tools.calls import Arguments, Call
 
 MAX_TEXT = 20_000
 """Characters that one call may type."""
@@ -211,7 +210,7 @@ ACTIONS: dict[str, Callable[[Arguments, Projection], Meant]] = {
     "mouse_up": _clicking("mouseUp", *_ANY),
     "hold_key": _hold_key,
 }
-"""The actions of `toolcalls.UNDERSTOOD`. `screenshot` does nothing: every step ends with one."""
+"""The actions of `UNDERSTOOD`. `screenshot` does nothing: every step ends with one."""
 
 
 def _required(given: Arguments, place: Size | None) -> Size:
