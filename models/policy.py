@@ -96,12 +96,12 @@ class OpenAIPolicy(PolicySpec):
     model: str = Field(pattern=r"^[^\x00\s](?:[^\x00\n]*[^\x00\s])?$", max_length=300)
     """The model's name as the endpoint knows it."""
     protocol: Name = "pyautogui-code-v1"
-    """How the prompt is written and the reply read."""
+    """The form of prompt and reply."""
     history: HistoryPolicy = HistoryPolicy(name="fixed", params={"keep_images": 3})
     options: AgentOptions = AgentOptions()
     sampling: SamplingOptions = SamplingOptions()
     by_purpose: dict[Purpose, Overlay] = {}
-    """What differs when training or when evaluating."""
+    """Differences for training or for evaluation."""
     parity: Literal["strict", "declared"] = "strict"
     """`strict`: training and evaluation must be the same agent. `declared`: they may differ, on purpose."""
     agent_contract_id: str | None = Field(default=None, pattern=r"^agent-contract-[0-9a-f]{24}$")

@@ -1,1 +1,1 @@
-"""What a rollout leaves behind: media, exact calls, trajectories, and the proof that prompts can be rendered again."""
+"""Evidence of a rollout: media, exact calls, trajectories, and the proof that prompts can be rendered again."""

@@ -13,13 +13,13 @@ from itertools import pairwise
 from typing import Any
 
 from models.identity import digest, short_id
-from rollbook.evidence.load import CallEvidence, Loaded
+from rollbook.evidence.load import AttemptEvidence, CallEvidence
 from rollbook.evidence.trajectory import REJECTED, trajectory_contract
 from rollbook.policies.client.request import MEDIA_SCHEME
 
 
 @dataclass(frozen=True)
-class Placed:
+class Assigned:
     """A generation within its segment."""
 
     call: CallEvidence
@@ -44,9 +44,9 @@ def view_digest(call: CallEvidence) -> str:
     return digest({"prompt_token_ids": call.tokens.prompt_token_ids, "media_ids": call.media_ids})
 
 
-def place(trajectory_id: str, generations: list[CallEvidence]) -> list[Placed]:
+def assign_segments(trajectory_id: str, generations: list[CallEvidence]) -> list[Assigned]:
     """Put generations into segments, in their order. A call without arrays extends nothing and is not extended."""
-    placed: list[Placed] = []
+    placed: list[Assigned] = []
     before: CallEvidence | None = None
     for call in generations:
         tokens, media = _shared(before, call)
@@ -54,7 +54,7 @@ def place(trajectory_id: str, generations: list[CallEvidence]) -> list[Placed]:
         compatible = compatible and before is not None and media == len(before.media_ids)
         index = placed[-1].segment_index + int(not compatible) if placed else 0
         placed.append(
-            Placed(
+            Assigned(
                 call=call,
                 segment_index=index,
                 segment_id=short_id("segment", trajectory_id, index),
@@ -95,21 +95,21 @@ def _common(left: Sequence[object], right: Sequence[object]) -> int:
 POLICY_NAME, POLICY_VERSION = "osworld_exact_prompt_trace", "1"
 
 GAPS = ["tokenizer_identity", "chat_template_identity", "multimodal_processor_identity"]
-"""What servers do not report; a trainer tolerates exactly these."""
+"""Facts that servers do not report; a trainer tolerates exactly these."""
 
 SAMPLING = ("temperature", "top_p", "max_output_tokens")
 """The fields of a sampling contract."""
 
 
-def exact_envelope(loaded: Loaded) -> dict[str, Any] | None:
+def exact_envelope(loaded: AttemptEvidence) -> dict[str, Any] | None:
     """The envelope; None unless every call is complete. Whether it may be trained on is decided elsewhere."""
     if not loaded.evidence_complete:
         return None
-    placed = place(loaded.trajectory_id, loaded.generations)
+    placed = assign_segments(loaded.trajectory_id, loaded.generations)
     return sealed(loaded, placed, 3, {"model_call_metadata": model_call_metadata(loaded, placed)})
 
 
-def sealed(loaded: Loaded, placed: list[Placed], version: int, calls: dict[str, Any]) -> dict[str, Any]:
+def sealed(loaded: AttemptEvidence, placed: list[Assigned], version: int, calls: dict[str, Any]) -> dict[str, Any]:
     """An envelope of either version around what it says of the calls, with the digest of all of it."""
     generation = generation_contract(loaded)
     contract = {
@@ -133,8 +133,8 @@ def sealed(loaded: Loaded, placed: list[Placed], version: int, calls: dict[str, 
     return body | {"evidence_digest": digest(body)}
 
 
-def generation_contract(loaded: Loaded, sampling: dict[str, Any] | None = None) -> dict[str, Any]:
-    """How the tokens came to be, as far as it is known; never training-eligible by itself.
+def generation_contract(loaded: AttemptEvidence, sampling: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Origin of the tokens, as far as it is known; never training-eligible by itself.
 
     `sampling`: of a call that was drawn otherwise than the contract's configuration says.
     """
@@ -172,19 +172,19 @@ def generation_contract(loaded: Loaded, sampling: dict[str, Any] | None = None) 
 def drawn_of(call: CallEvidence) -> dict[str, Any]:
     """The sampling contract under which a call was drawn, as its request asked for it.
 
-    Repeated samples of a step are drawn warmer than configured (upstream contract §1.6), so it is the call's own.
+    Repeated samples of a step are drawn warmer than configured, so it is the call's own.
     """
     asked = call.prompt or {}
     limit = asked.get("max_tokens", asked.get("max_completion_tokens"))
     return {"temperature": asked.get("temperature"), "top_p": asked.get("top_p"), "max_output_tokens": limit}
 
 
-def model_call_metadata(loaded: Loaded, placed: list[Placed]) -> list[dict[str, Any]]:
+def model_call_metadata(loaded: AttemptEvidence, placed: list[Assigned]) -> list[dict[str, Any]]:
     """One entry per call that got a reply, arrays by digest."""
     return [_metadata(loaded, one) for one in placed]
 
 
-def _metadata(loaded: Loaded, placed: Placed) -> dict[str, Any]:
+def _metadata(loaded: AttemptEvidence, placed: Assigned) -> dict[str, Any]:
     call, row = placed.call, placed.call.row
     drawn = drawn_of(call)
     generation = generation_contract(loaded, drawn)
@@ -236,7 +236,7 @@ def _metadata(loaded: Loaded, placed: Placed) -> dict[str, Any]:
     }
 
 
-def _decision(placed: Placed) -> dict[str, Any]:
+def _decision(placed: Assigned) -> dict[str, Any]:
     return {
         "name": POLICY_NAME,
         "version": POLICY_VERSION,
@@ -245,11 +245,11 @@ def _decision(placed: Placed) -> dict[str, Any]:
     }
 
 
-def _event_id(loaded: Loaded, call: CallEvidence) -> str:
+def _event_id(loaded: AttemptEvidence, call: CallEvidence) -> str:
     return short_id("rewrite-boundary", loaded.trajectory_id, call.turn_id)
 
 
-def _boundary(loaded: Loaded, before: Placed, after: Placed, generation: dict[str, Any]) -> dict[str, Any]:
+def _boundary(loaded: AttemptEvidence, before: Assigned, after: Assigned, generation: dict[str, Any]) -> dict[str, Any]:
     old = before.call.tokens
     length = len(old.prompt_token_ids or []) + len(old.sampled_token_ids or [])
     return {
@@ -272,10 +272,10 @@ def _boundary(loaded: Loaded, before: Placed, after: Placed, generation: dict[st
     }
 
 
-def lineage_deltas(placed: list[Placed]) -> list[dict[str, Any]]:
+def lineage_deltas(placed: list[Assigned]) -> list[dict[str, Any]]:
     """Each state follows from the one before: nothing can be left out unseen."""
     deltas: list[dict[str, Any]] = []
-    before: Placed | None = None
+    before: Assigned | None = None
     parent: str | None = None
     for number, one in enumerate(placed, start=1):
         unit = {"model_call_id": one.call.model_call_id, "view_digest": one.view_digest}
@@ -294,7 +294,7 @@ def lineage_deltas(placed: list[Placed]) -> list[dict[str, Any]]:
     return deltas
 
 
-def _validated(before: Placed | None, one: Placed, number: int) -> str:
+def _validated(before: Assigned | None, one: Assigned, number: int) -> str:
     """`passed` when the delta is one that a trainer can follow, else what is wrong with it."""
     tokens, last = one.call.tokens, before.segment_index if before else 0
     problems = {
@@ -309,7 +309,7 @@ def _validated(before: Placed | None, one: Placed, number: int) -> str:
     return f"failed: {', '.join(found)}" if found else "passed"
 
 
-def _final(placed: list[Placed], generation: dict[str, Any]) -> dict[str, Any]:
+def _final(placed: list[Assigned], generation: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": POLICY_NAME,
         "version": POLICY_VERSION,
@@ -329,14 +329,14 @@ _NOT_IN_COMPLETIONS = (
     "sampled_token_count",
     "history",
 )
-"""What stands for the arrays, or in the calls, there."""
+"""Members that version 2 replaces by the arrays, or has in its calls."""
 
 
-def full_envelope(loaded: Loaded) -> dict[str, Any] | None:
+def full_envelope(loaded: AttemptEvidence) -> dict[str, Any] | None:
     """The envelope of version 2; None unless every call is complete."""
     if not loaded.evidence_complete:
         return None
-    placed = place(loaded.trajectory_id, loaded.generations)
+    placed = assign_segments(loaded.trajectory_id, loaded.generations)
     completions = [
         {name: value for name, value in one.items() if name not in _NOT_IN_COMPLETIONS} | call.tokens.to_json()
         for one, call in zip(model_call_metadata(loaded, placed), loaded.generations, strict=True)
@@ -345,8 +345,8 @@ def full_envelope(loaded: Loaded) -> dict[str, Any] | None:
     return sealed(loaded, placed, 2, calls)
 
 
-def trajectory_model_calls(loaded: Loaded) -> list[dict[str, Any]]:
-    """Every call that got a reply, whole (upstream contract §3.1). Images are references: their bytes are artifacts."""
+def trajectory_model_calls(loaded: AttemptEvidence) -> list[dict[str, Any]]:
+    """Every call that got a reply, whole. Images are references: their bytes are artifacts."""
     outcome, made = loaded.attempt.outcome or {}, []
     eligible = bool(loaded.attempt.decision("runtime")["admitted"])
     last_step = max((call.row["step"] for call in loaded.calls), default=0)

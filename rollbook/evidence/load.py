@@ -1,6 +1,6 @@
 """The evidence of one attempt, its arrays read: what trajectories, envelopes and exports are built from.
 
-Pure once loaded. A call that got no reply sampled nothing that anybody used; it is listed as a failure of its step and
+Pure once loaded. A call that got no reply sampled nothing that was used; it is listed as a failure of its step and
 is not a generation.
 """
 
@@ -33,7 +33,7 @@ REASONS = frozenset(
         "rollout_sample_masked",
     ]
 )
-"""Why exact evidence is incomplete: the closed set of upstream contract §3.1."""
+"""Reasons of incomplete exact evidence: a closed set."""
 
 
 class Artifacts(Protocol):
@@ -76,7 +76,7 @@ class CallEvidence:
     media: list[dict[str, Any]]
     """Images of the prompt in order, with repeats: media_id, sha256, width, height."""
     reasons: list[str]
-    """Why the exact evidence of this call is incomplete; empty when it is complete."""
+    """Reasons why the exact evidence of this call is incomplete; empty when it is complete."""
 
     @property
     def media_ids(self) -> list[str]:
@@ -90,12 +90,12 @@ class CallEvidence:
 
     @property
     def telemetry(self) -> Row:
-        """What was noted with the call."""
+        """Telemetry of the call."""
         return self.row["telemetry"] or {}
 
 
 @dataclass(frozen=True)
-class Loaded:
+class AttemptEvidence:
     """An attempt with the evidence of its calls."""
 
     attempt: Recorded
@@ -108,7 +108,7 @@ class Loaded:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """The logical identity (upstream contract §2.1); the physical execution is not part of it."""
+        """The logical identity; the physical execution is not part of it."""
         return identity_of(self.attempt)
 
     @cached_property
@@ -123,7 +123,7 @@ class Loaded:
 
     @property
     def incomplete_reasons(self) -> list[str]:
-        """Why there is no exact envelope; empty when there is one."""
+        """Reasons why there is no exact envelope; empty when there is one."""
         found = {reason for call in self.generations for reason in call.reasons}
         if not self.generations:
             found.add("model_call_evidence_unavailable")
@@ -168,8 +168,8 @@ def require_played(batch_id: str, contract: Row) -> Contract:
     return Contract.read(contract)
 
 
-async def load_calls(attempt: Recorded, artifacts: Artifacts) -> Loaded:
-    """Read prompts and token arrays; a missing or corrupt artifact makes its call incomplete, it is no error.
+async def load_calls(attempt: Recorded, artifacts: Artifacts) -> AttemptEvidence:
+    """Read prompts and token arrays; a missing or corrupt artifact makes its call incomplete and is not an error.
 
     Raises InvalidInput for an imported rollout: what it saw and said was never here.
     """
@@ -199,7 +199,7 @@ async def load_calls(attempt: Recorded, artifacts: Artifacts) -> Loaded:
                 reasons=reasons,
             )
         )
-    return Loaded(attempt, calls)
+    return AttemptEvidence(attempt, calls)
 
 
 async def _read(row: Row, artifacts: Artifacts) -> tuple[dict[str, Any] | None, Tokens, list[str]]:

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from models.identity import short_id
-from rollbook.evidence.load import CallEvidence, Loaded
+from rollbook.evidence.load import AttemptEvidence, CallEvidence
 from rollbook.ledger.reader import Row
 
 REJECTED = ("output_truncated", "empty_response", "unparseable")
@@ -31,7 +31,7 @@ def parse_failure(calls: list[Row]) -> dict[str, Any] | None:
     }
 
 
-def semantic_trajectory(loaded: Loaded) -> dict[str, Any]:
+def semantic_trajectory(loaded: AttemptEvidence) -> dict[str, Any]:
     """Contract, transitions and media arena, as plain JSON."""
     return {
         "trajectory_contract": trajectory_contract(loaded),
@@ -40,7 +40,7 @@ def semantic_trajectory(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def trajectory_contract(loaded: Loaded) -> dict[str, Any]:
+def trajectory_contract(loaded: AttemptEvidence) -> dict[str, Any]:
     """Identity, counts, and the two admissions apart; its id covers no physical execution."""
     attempt = loaded.attempt
     runtime, reasons = attempt.decision("runtime"), loaded.incomplete_reasons
@@ -79,7 +79,7 @@ def trajectory_contract(loaded: Loaded) -> dict[str, Any]:
     return body | {"trajectory_contract_id": short_id("trajectory-contract", body)}
 
 
-def transitions(loaded: Loaded) -> list[dict[str, Any]]:
+def transitions(loaded: AttemptEvidence) -> list[dict[str, Any]]:
     """One per step of the environment; the last one carries the reward."""
     outcome = loaded.attempt.outcome or {}
     eligible = bool(loaded.attempt.decision("runtime")["admitted"])
@@ -110,7 +110,7 @@ def transitions(loaded: Loaded) -> list[dict[str, Any]]:
     return made
 
 
-def media_assets(loaded: Loaded) -> list[dict[str, Any]]:
+def media_assets(loaded: AttemptEvidence) -> list[dict[str, Any]]:
     """Every image once; its bytes are the artifact with the content digest."""
     return [
         {
@@ -126,7 +126,7 @@ def media_assets(loaded: Loaded) -> list[dict[str, Any]]:
     ]
 
 
-def _steps(loaded: Loaded) -> list[int]:
+def _steps(loaded: AttemptEvidence) -> list[int]:
     return sorted({call.row["step"] for call in loaded.calls})
 
 

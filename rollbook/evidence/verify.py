@@ -19,7 +19,7 @@ from rollbook.policies.base import Answer, summary_of
 from rollbook.policies.client import ChatReply, ChatRequest
 from rollbook.policies.client.reply import WITHHELD, Asked, read_reply
 from rollbook.policies.client.request import request_body, serialise, with_media
-from rollbook.policies.imaging import alike, seen
+from rollbook.policies.imaging import same_image, seen
 from rollbook.policies.model import media_of, parsed_of, said_of, tokens_of
 from rollbook.policies.protocols.base import Parsed
 from rollbook.policies.registry import policy_kinds
@@ -28,7 +28,7 @@ from rollbook.redaction import MARK, redact_bytes
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Something that does not follow from the records, or of which nobody can say whether it does."""
+    """A fact that does not follow from the records, or could not be checked."""
 
     step: int
     parse_attempt: int
@@ -38,7 +38,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was checked of an attempt."""
+    """Result of the checks of an attempt."""
 
     rollout_key: str
     attempt_index: int
@@ -52,7 +52,7 @@ class Proof:
     images_equal: int
     mismatches: list[Mismatch]
     unchecked: list[Mismatch]
-    """What could not be checked here, and why; not a proof of anything."""
+    """Facts that could not be checked here, and why; not a proof of anything."""
 
     @property
     def ok(self) -> bool:
@@ -66,7 +66,7 @@ class Proof:
 
 @dataclass
 class Notes:
-    """What is found while an attempt is checked."""
+    """Notes taken while an attempt is checked."""
 
     mismatches: list[Mismatch] = field(default_factory=list)
     unchecked: list[Mismatch] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class CallNotes:
-    """What is found of one call."""
+    """Notes on one call."""
 
     all: Notes
     row: Row
@@ -95,11 +95,11 @@ class CallNotes:
         """It could not be checked."""
         self.all.unchecked.append(Mismatch(self.row["step"], self.row["parse_attempt"], what, detail))
 
-    def compare(self, wanted: dict[str, Any], found: dict[str, Any], again: str) -> bool:
-        """Whether all of `wanted` is in `found`; what is not is noted."""
-        different = [name for name, value in wanted.items() if name not in found or value != found[name]]
+    def compare(self, expected: dict[str, Any], recorded: dict[str, Any], again: str) -> bool:
+        """True when `recorded` has all of `expected`; differences are noted."""
+        different = [name for name, value in expected.items() if name not in recorded or value != recorded[name]]
         for name in different:
-            self.wrong(name, f"{again} it is {wanted[name]!r:.200}, recorded is {found.get(name)!r:.200}")
+            self.wrong(name, f"{again} it is {expected[name]!r:.200}, recorded is {recorded.get(name)!r:.200}")
         return not different
 
 
@@ -205,7 +205,7 @@ class _Verification:
             return False
         if (kept["screen"], kept["sent"]) != (list(screen.size), list(screen.sent)):
             return False
-        return await asyncio.to_thread(alike, image, await self._artifacts.get(row["image_sha256"]))
+        return await asyncio.to_thread(same_image, image, await self._artifacts.get(row["image_sha256"]))
 
     def _check_prompt(self, row: Row, planned: PlannedCall, kept: bytes, notes: CallNotes) -> None:
         digest = _digest(redact_bytes(kept))
@@ -267,7 +267,7 @@ def _agent(contract: Contract) -> tuple[Agent | None, str]:
 
 
 def _columns(agent: Agent, reply: ChatReply, parsed: Parsed, planned: PlannedCall) -> dict[str, Any]:
-    """What the row of a completed call holds of its reply."""
+    """Columns of a completed call that follow from its reply."""
     failed = parsed.failure_kind is not None
     answer = Answer(
         actions=[] if failed else parsed.actions,

@@ -32,7 +32,7 @@ class FileSet:
 
     The last path is the marker. `publish` takes an older marker away before it touches anything else and puts the new
     one in place last: whenever the marker is there, all files are, and they are of the same set. A crash in between
-    leaves no marker; writing the set again mends that. What is written is locked: a second writer of the same files is
+    leaves no marker; writing the set again repairs that. The files are locked while written: a second writer of them is
     refused with InvalidInput, and what a killed one left behind is written over.
     """
 

@@ -14,7 +14,7 @@ from models.contract import Contract
 from models.identity import trajectory_rollout_id
 from rollbook.errors import InvalidInput
 from rollbook.evidence.exact import exact_envelope
-from rollbook.evidence.load import Artifacts, CallEvidence, Loaded, load_calls, require_played
+from rollbook.evidence.load import Artifacts, AttemptEvidence, CallEvidence, load_calls, require_played
 from rollbook.evidence.trajectory import semantic_trajectory
 from rollbook.export.files import FileSet, line, parent_of
 from rollbook.ledger import Ledger
@@ -30,7 +30,7 @@ NO_ENVELOPE: dict[str, Any] = {
     "final_policy_decision": None,
     "evidence_digest": None,
 }
-"""What stands for the exact envelope of an attempt whose evidence is incomplete."""
+"""Members of an attempt without an exact envelope: its evidence is incomplete."""
 
 
 def input_row(rollout: Row, contract: Contract, task_index: int) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _caller(rollout: Row, attempt: dict[str, Any]) -> dict[str, Any]:
     return {"trajectory_identity": {"schema_version": 1, **attempt, **{name: rollout[name] for name in names}}}
 
 
-def result_row(loaded: Loaded, task_index: int) -> dict[str, Any]:
+def result_row(loaded: AttemptEvidence, task_index: int) -> dict[str, Any]:
     """The result of one attempt. A reward that does not exist is 0.0 and masked, as Gym writes it; the score stays
     null."""
     attempt = loaded.attempt
@@ -93,7 +93,7 @@ def result_row(loaded: Loaded, task_index: int) -> dict[str, Any]:
     }
 
 
-def failure_row(loaded: Loaded, task_index: int, *, terminal: bool) -> dict[str, Any]:
+def failure_row(loaded: AttemptEvidence, task_index: int, *, terminal: bool) -> dict[str, Any]:
     """A masked attempt, for the sidecar. `terminal`: it is the result of its rollout."""
     outcome = loaded.attempt.outcome or {}
     return {
@@ -105,7 +105,7 @@ def failure_row(loaded: Loaded, task_index: int, *, terminal: bool) -> dict[str,
     }
 
 
-def replaced_row(loaded: Loaded, task_index: int) -> dict[str, Any]:
+def replaced_row(loaded: AttemptEvidence, task_index: int) -> dict[str, Any]:
     """An attempt that was admitted and no longer is its rollout's result: a rerun that supersedes it was asked for.
 
     It is not measured again, so it goes to the sidecar; its own facts and its decision stay what they are.
@@ -119,9 +119,9 @@ def replaced_row(loaded: Loaded, task_index: int) -> dict[str, Any]:
     }
 
 
-def _verified(loaded: Loaded) -> dict[str, Any]:
-    """What the result adds to `verifier_metadata`. Artifacts are named by digest, in no directory; nothing here runs
-    through a proxy for tasks."""
+def _verified(loaded: AttemptEvidence) -> dict[str, Any]:
+    """Members that the result adds to `verifier_metadata`. Artifacts are named by digest, in no directory;
+    nothing here runs through a proxy for tasks."""
     attempt = loaded.attempt
     outcome, runtime = attempt.outcome or {}, attempt.decision("runtime")
     return {
@@ -144,7 +144,7 @@ def _verified(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def _execution_id(loaded: Loaded) -> str:
+def _execution_id(loaded: AttemptEvidence) -> str:
     return f"execution-{loaded.attempt.attempt['execution_id'].hex}"
 
 
@@ -160,7 +160,7 @@ def _parameters(document: Row, contract: Contract) -> dict[str, Any]:
     }
 
 
-def _response(loaded: Loaded) -> dict[str, Any]:
+def _response(loaded: AttemptEvidence) -> dict[str, Any]:
     attempt = loaded.attempt
     ended = (attempt.outcome or {}).get("ended_at")
     return {
@@ -187,7 +187,7 @@ def _response(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def _execution_context(loaded: Loaded) -> dict[str, Any]:
+def _execution_context(loaded: AttemptEvidence) -> dict[str, Any]:
     """The physical execution beside the logical ids; a sampling event only where a trainer gave one."""
     names = ("sampling_event_id", "source_group_id", "rollout_id", "group_id", "task_id")
     return {"schema_version": 1, "execution_id": _execution_id(loaded)} | {
@@ -237,7 +237,7 @@ def _message(call: CallEvidence) -> dict[str, Any]:
     }
 
 
-def _steps(loaded: Loaded) -> list[dict[str, Any]]:
+def _steps(loaded: AttemptEvidence) -> list[dict[str, Any]]:
     outcome = loaded.attempt.outcome or {}
     turns = {turn["step"]: turn for turn in loaded.attempt.turns}
     steps = sorted({call.row["step"] for call in loaded.calls})
@@ -268,7 +268,7 @@ def _state(turn: Row | None) -> dict[str, Any] | None:
 
 
 def aggregate_metrics(batch: Row, planned: list[Row], *, failed: int, replaced: int) -> dict[str, Any]:
-    """Metrics of a batch (upstream contract §2.3, §7.4). `planned`: its rollouts; the rest counts attempts.
+    """Metrics of a batch. `planned`: its rollouts; the rest counts attempts.
 
     Coverage is there in total and per agent, also when nothing was measured: rates are null then, counts are not.
     """
@@ -382,7 +382,7 @@ def _task_indexes(planned: list[Row]) -> dict[str, int]:
 
 @dataclass
 class _Export:
-    """Where rows come from, where they go, and how many there were."""
+    """Source, destination and number of the rows."""
 
     seen: Reader
     artifacts: Artifacts

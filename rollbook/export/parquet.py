@@ -118,7 +118,7 @@ COLUMNS: dict[str, Kind] = {
 JSON_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind == "json")
 
 ABSENT_WHEN_NULL = ("identity.sampling_event_id", "identity.source_group_id")
-"""Members that a row of JSON Lines leaves out when nobody gave them; the column is null."""
+"""Members that a row of JSON Lines leaves out when they were not given; the column is null."""
 
 _TYPES: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
 
@@ -203,7 +203,7 @@ def parquet_of(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def arrow_schema() -> Any:
-    """The columns as an Arrow schema; which of them are JSON text stands in its metadata."""
+    """The columns as an Arrow schema; its metadata names those that are JSON text."""
     pa = _pyarrow("pyarrow")
     metadata = {
         "rollbook.schema": SCHEMA,
@@ -255,7 +255,7 @@ def _joined(chunks: list[Any]) -> Any:
 
 
 class _Sink:
-    """What pyarrow writes to: a file that keeps nothing but what was not taken yet."""
+    """The file that pyarrow writes to; it keeps nothing but what was not taken yet."""
 
     closed = False
 

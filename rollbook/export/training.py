@@ -17,25 +17,25 @@ from typing import Any, Literal
 from models.contract import Contract
 from models.identity import canonical_json
 from rollbook.errors import InvalidInput
-from rollbook.evidence.exact import Placed, place
-from rollbook.evidence.load import Artifacts, CallEvidence, Loaded, load_calls, require_played
+from rollbook.evidence.exact import Assigned, assign_segments
+from rollbook.evidence.load import Artifacts, AttemptEvidence, CallEvidence, load_calls, require_played
 from rollbook.export.files import FileSet, line, parent_of, write_whole
 from rollbook.export.parquet import CALL_COLUMNS, LAYOUT, SCHEMA, parquet_of, require_pyarrow
 from rollbook.ledger import Ledger
 from rollbook.ledger.reader import Reader, Row
 
 
-def rows_of(loaded: Loaded, member: Row) -> list[dict[str, Any]]:
+def rows_of(loaded: AttemptEvidence, member: Row) -> list[dict[str, Any]]:
     """The rows of one rollout's selected attempt. `member`: its group statistics (`training_rows` of the ledger)."""
     head = rollout_head(loaded, member)
-    placed = {one.call.model_call_id: one for one in place(loaded.trajectory_id, loaded.generations)}
+    placed = {one.call.model_call_id: one for one in assign_segments(loaded.trajectory_id, loaded.generations)}
     return [
         {**head, **_call_row(loaded, call, placed.get(call.model_call_id), head["trainable"])} for call in loaded.calls
     ]
 
 
-def rollout_head(loaded: Loaded, member: Row) -> dict[str, Any]:
-    """What all rows of a rollout share."""
+def rollout_head(loaded: AttemptEvidence, member: Row) -> dict[str, Any]:
+    """Members that all rows of a rollout share."""
     attempt = loaded.attempt
     rollout, outcome, contract = attempt.rollout, attempt.outcome or {}, attempt.contract
     runtime, training = attempt.decision("runtime"), attempt.decision("training")
@@ -76,7 +76,7 @@ def rollout_head(loaded: Loaded, member: Row) -> dict[str, Any]:
     }
 
 
-def _call_row(loaded: Loaded, call: CallEvidence, placed: Placed | None, trainable: bool) -> dict[str, Any]:
+def _call_row(loaded: AttemptEvidence, call: CallEvidence, placed: Assigned | None, trainable: bool) -> dict[str, Any]:
     row, prompt = call.row, call.prompt or {}
     return {
         "model_call_id": call.model_call_id,
@@ -119,8 +119,8 @@ def loss_spans(call: CallEvidence) -> list[list[int]]:
     return [[0, len(sampled)]]
 
 
-def source_of(loaded: Loaded, member: Row) -> str:
-    """What the rows are made from, as text: equal text, equal rows. Cheaper than the rows, and enough to resume by."""
+def source_of(loaded: AttemptEvidence, member: Row) -> str:
+    """Sources of the rows, as text: equal text, equal rows. Cheaper than the rows, and enough to resume by."""
     calls = [
         [call.row["row_digest"], call.reasons, call.row["prompt_sha256"], call.row["tokens_sha256"]]
         for call in loaded.calls
@@ -133,7 +133,7 @@ Format = Literal["jsonl", "parquet"]
 
 @dataclass
 class Totals:
-    """What went into an export."""
+    """Counts of an export."""
 
     rows: int = 0
     rollouts: int = 0

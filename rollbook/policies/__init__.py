@@ -1,4 +1,4 @@
-"""What decides the actions: one class per policy kind, chosen by the contract."""
+"""Policies decide the actions: one class per policy kind, chosen by the contract."""
 
 from rollbook.policies.base import Answer, CallLog, Policy, Turn
 from rollbook.policies.registry import policy_for

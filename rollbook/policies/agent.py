@@ -22,7 +22,7 @@ TRANSPORT = "transport_error"
 TIMEOUT = "model_timeout"
 
 RETRY_TEMPERATURE = 0.2
-"""Repeated samples are drawn at this temperature at least (upstream contract §1.6)."""
+"""Repeated samples are drawn at this temperature at least."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Screen:
 
 @dataclass(frozen=True)
 class AgentTask:
-    """What the agent works on: the part of an attempt that prompts and seeds depend on."""
+    """The agent's task: the part of an attempt that prompts and seeds depend on."""
 
     rollout_key: str
     attempt_index: int
@@ -153,7 +153,7 @@ class Agent:
         )
 
     def exhausted(self, calls: Sequence[StoredCall], step: int) -> bool:
-        """Whether the step has no try left."""
+        """True when the step has no try left."""
         return len(Tries(tuple(call for call in calls if call.step == step)).counted) >= self.options.parse_retries
 
     def _feedback(self, tries: Tries) -> str | None:

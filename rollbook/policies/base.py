@@ -1,7 +1,7 @@
 """The seam between the runner and whatever decides: facts in, facts out.
 
 A policy reports what was said and whether it parsed. It never invents DONE or FAIL, never masks, and knows nothing of
-step limits, deadlines or scores (upstream contract §1.1). Each of its calls is committed through the `CallLog` it is
+step limits, deadlines or scores. Each of its calls is committed through the `CallLog` it is
 given before the next one is made, so that a crash costs no answer and adds none.
 """
 
@@ -31,7 +31,7 @@ TERMINAL: dict[str, TerminalAction] = {"DONE": "DONE", "FAIL": "FAIL"}
 
 @dataclass(frozen=True)
 class Turn:
-    """What a policy is asked about."""
+    """The step that a policy decides."""
 
     step: int
     """From 1."""
@@ -44,7 +44,7 @@ class Turn:
 
     @property
     def instruction(self) -> str:
-        """What the task asks for."""
+        """The task's instruction."""
         return str(self.context.task["instruction"])
 
 
@@ -65,7 +65,7 @@ class Answer:
     """A reply arrived."""
     parse_error: str | None = None
     failure_kind: str | None = None
-    """Kind of a model failure (upstream contract §1.6), or model_timeout."""
+    """Kind of a model failure, or model_timeout."""
     finish_reason: str | None = None
     prompt: bytes | None = None
     """The request as sent, images as references."""
@@ -109,11 +109,11 @@ class Policy(Protocol):
 
 
 class Sources(Protocol):
-    """What policies are made from; the worker's services."""
+    """The worker's services, as far as policies are made from them."""
 
     @property
     def ledger(self) -> Ledger:
-        """Where registered scripts and specs are read from."""
+        """Source of registered scripts and specs."""
         ...
 
     @property
@@ -129,7 +129,7 @@ class Sources(Protocol):
 
 @dataclass(frozen=True)
 class Lookup:
-    """Where a kind looks up the names in a spec, when its batch is registered or tried."""
+    """Sources for the names in a spec, when its batch is registered or tried."""
 
     purpose: Purpose
     ledger: Ledger | None
@@ -186,7 +186,7 @@ class PolicyKind(Generic[Spec]):
         return policy
 
     async def open(self, context: AttemptContext, sources: Sources) -> Policy:
-        """What decides the steps of an attempt; raises ConfigError when this worker lacks something it needs."""
+        """The policy of an attempt; raises ConfigError when this worker lacks something it needs."""
         raise NotImplementedError
 
 

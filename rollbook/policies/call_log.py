@@ -24,10 +24,10 @@ from rollbook.redaction import redact
 T = TypeVar("T")
 
 CANCEL_PATIENCE_S = 30.0
-"""How long a cancel waits for the work to end, in seconds."""
+"""Longest wait of a cancel for the end of the work, in seconds."""
 
 
-async def finished(work: Coroutine[Any, Any, T], patience_s: float = CANCEL_PATIENCE_S) -> T:
+async def finish_despite_cancel(work: Coroutine[Any, Any, T], patience_s: float = CANCEL_PATIENCE_S) -> T:
     """The result of `work`. A cancel, however often it comes, is raised once the work has ended or patience has."""
     task = asyncio.create_task(work)
     try:
@@ -40,14 +40,14 @@ async def finished(work: Coroutine[Any, Any, T], patience_s: float = CANCEL_PATI
                 await asyncio.wait([task], timeout=left)
         task.cancel()
         if task.done() and not task.cancelled():
-            task.exception()  # whatever it was, the cancel is what the caller hears
+            task.exception()  # the caller gets the cancel, not the error
         raise
 
 
 JSON = "application/json"
 
 PATIENCE_S = 600.0
-"""How long an answer waits in the worker for a ledger or a store that is away, in seconds."""
+"""Longest wait of an answer in the worker while ledger or store are away, in seconds."""
 LONGEST_PAUSE_S = 15.0
 SPARE_S = 5.0
 """Seconds before the end of the activity's time at which a commit is given up: the error should still be reported."""
@@ -64,7 +64,7 @@ class Unstorable(LedgerConflict):
 
 @dataclass(frozen=True)
 class LedgerCallLog:
-    """Commits as the run that owns the attempt; raises Fenced when that is no longer so."""
+    """Commits as the run that owns the attempt; raises Fenced when it no longer does."""
 
     ledger: Ledger
     artifacts: ArtifactStore

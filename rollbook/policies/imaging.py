@@ -80,7 +80,7 @@ CLOSE = 8
 """Levels of 255 by which versions of a scaling library may differ in a pixel."""
 
 
-def alike(one: bytes, other: bytes) -> bool:
+def same_image(one: bytes, other: bytes) -> bool:
     """The same size, and no channel of any pixel further apart than `CLOSE`. Blocking: call it in a thread."""
     try:
         with Image.open(io.BytesIO(one)) as left, Image.open(io.BytesIO(other)) as right:

@@ -1,7 +1,7 @@
 """A model decides: plan the history, render the prompt, call, parse; again while a step has tries left.
 
-Every call is a row of its own, committed before the next one is made. What a step does next follows from its rows
-alone, so a worker that takes over after a crash goes on where the other one was (upstream contract §1.6, DESIGN §3).
+Every call is a row of its own, committed before the next one is sent. What a step does next follows from its rows
+alone, so a worker that takes over after a crash continues where the other one was.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from rollbook.errors import InvalidInput, ModelCallFailed, ModelTimeout
 from rollbook.ledger.records import AttemptContext, StoredCall
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, AgentTask, PlannedCall, Screen
 from rollbook.policies.base import Answer, CallLog, Lookup, PolicyKind, Sources, Turn
-from rollbook.policies.call_log import Unstorable, finished
+from rollbook.policies.call_log import Unstorable, finish_despite_cancel
 from rollbook.policies.client import (
     CallError,
     ChatReply,
@@ -47,8 +47,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Made:
-    """A call that was made, and what it was made of."""
+class _SentCall:
+    """A call that was sent, and what it was made of."""
 
     planned: PlannedCall
     screen: Screen
@@ -150,43 +150,43 @@ class ModelPolicy:
         prompt = serialise(request_body(request, self._client.profile.api))
         began = time.monotonic()
 
-        def made() -> _Made:
-            return _Made(planned, screen, image, request, prompt, time.monotonic() - began)
+        def sent_call() -> _SentCall:
+            return _SentCall(planned, screen, image, request, prompt, time.monotonic() - began)
 
         try:
             exchanged = await self._client.send(request)
         except (CallError, ModelTimeout) as error:
-            return await finished(log.commit(self._unanswered(made(), error), planned.number))
-        return await finished(self._keep(log, made(), exchanged))
+            return await finish_despite_cancel(log.commit(self._unanswered(sent_call(), error), planned.number))
+        return await finish_despite_cancel(self._keep(log, sent_call(), exchanged))
 
-    async def _keep(self, log: CallLog, made: _Made, exchanged: Exchanged) -> StoredCall:
+    async def _keep(self, log: CallLog, sent: _SentCall, exchanged: Exchanged) -> StoredCall:
         """Whatever was answered becomes one row, with the answer as it came. Raises RateLimited, which leaves none."""
-        read = functools.partial(self._answered, made, exchanged)
+        read = functools.partial(self._answered, sent, exchanged)
         answer = await asyncio.to_thread(read) if len(exchanged.raw) > AT_ONCE else read()
         try:
-            return await log.commit(answer, made.planned.number)
+            return await log.commit(answer, sent.planned.number)
         except Unstorable as error:
             failure = TransportFailed(f"the reply cannot be stored: {error}", status=200, body=exchanged.raw)
-            return await log.commit(self._unanswered(made, failure), made.planned.number)
+            return await log.commit(self._unanswered(sent, failure), sent.planned.number)
 
-    def _answered(self, made: _Made, exchanged: Exchanged) -> Answer:
+    def _answered(self, sent: _SentCall, exchanged: Exchanged) -> Answer:
         try:
-            return self._replied(made, exchanged.reply())
+            return self._replied(sent, exchanged.reply())
         except RateLimited:
             raise
         except CallError as error:
-            return self._unanswered(made, error)
-        except Exception as error:  # a fault of ours; asked again without a row it would be asked for ever
+            return self._unanswered(sent, error)
+        except Exception as error:  # a fault in Rollbook: without a row the call would be repeated for ever
             logger.exception("a reply cannot be read")
             said = f"the reply cannot be read ({type(error).__name__}: {error})"
-            return self._unanswered(made, TransportFailed(said, status=200, body=exchanged.raw))
+            return self._unanswered(sent, TransportFailed(said, status=200, body=exchanged.raw))
 
-    def _unanswered(self, made: _Made, error: CallError | ModelTimeout) -> Answer:
+    def _unanswered(self, sent: _SentCall, error: CallError | ModelTimeout) -> Answer:
         if isinstance(error, ContextOverflow):
-            return self._overflow(made, error)
+            return self._overflow(sent, error)
         if isinstance(error, CallError):
-            return self._failed(made, error, TRANSPORT, repeatable=error.repeatable)
-        return self._failed(made, error, TIMEOUT, repeatable=False)
+            return self._failed(sent, error, TRANSPORT, repeatable=error.repeatable)
+        return self._failed(sent, error, TIMEOUT, repeatable=False)
 
     async def _media(self, turn: Turn, planned: PlannedCall, screen: Screen, image: bytes) -> dict[str, bytes]:
         wanted = set(media_of(planned.messages)) - {screen.media.sha256}
@@ -217,26 +217,26 @@ class ModelPolicy:
             "model_protocol_id": agent.protocol.protocol_id,
         }
 
-    def _replied(self, made: _Made, reply: ChatReply) -> Answer:
-        parsed = parsed_of(self._agent.protocol, reply, made.screen)
+    def _replied(self, sent: _SentCall, reply: ChatReply) -> Answer:
+        parsed = parsed_of(self._agent.protocol, reply, sent.screen)
         failed = parsed.failure_kind is not None
         return Answer(
             actions=[] if failed else parsed.actions,
             terminal_action=None if failed else parsed.terminal_action,
-            policy_stop_reason=parsed.stop_reason if made.planned.last_sample else None,
+            policy_stop_reason=parsed.stop_reason if sent.planned.last_sample else None,
             response=reply.raw,
             model_name=self._agent.model,
             parse_error=parsed.error if failed else None,
             failure_kind=parsed.failure_kind,
             finish_reason=reply.finish_reason,
             prompt=reply.request,
-            image=made.image,
+            image=sent.image,
             tokens=tokens_of(reply),
             model_version=reply.model_version,
             prompt_tokens=reply.tokens("prompt"),
             completion_tokens=reply.tokens("completion"),
             latency_s=reply.latency_s,
-            telemetry=self._telemetry(made)
+            telemetry=self._telemetry(sent)
             | {
                 "served_model": reply.model_name,
                 "queued_s": reply.queued_s,
@@ -248,9 +248,9 @@ class ModelPolicy:
             said=said_of(reply, parsed),
         )
 
-    def _overflow(self, made: _Made, error: ContextOverflow) -> Answer:
+    def _overflow(self, sent: _SentCall, error: ContextOverflow) -> Answer:
         """The context did not fit: fewer images, planned again from the state that the step began with."""
-        smaller = made.planned.smaller
+        smaller = sent.planned.smaller
         return Answer(
             policy_stop_reason="model_context_overflow" if smaller is None else None,
             response=error.body or None,
@@ -258,13 +258,13 @@ class ModelPolicy:
             completed=False,
             parse_error=str(error),
             failure_kind=OVERFLOW,
-            prompt=made.prompt,
-            image=made.image,
-            latency_s=made.latency_s,
-            telemetry=self._telemetry(made) | {"status": error.status, "next_max_images": smaller},
+            prompt=sent.prompt,
+            image=sent.image,
+            latency_s=sent.latency_s,
+            telemetry=self._telemetry(sent) | {"status": error.status, "next_max_images": smaller},
         )
 
-    def _failed(self, made: _Made, error: CallError | ModelTimeout, kind: str, *, repeatable: bool) -> Answer:
+    def _failed(self, sent: _SentCall, error: CallError | ModelTimeout, kind: str, *, repeatable: bool) -> Answer:
         status, body = (error.status, error.body) if isinstance(error, CallError) else (None, b"")
         return Answer(
             response=body or None,
@@ -272,20 +272,20 @@ class ModelPolicy:
             completed=False,
             parse_error=str(error),
             failure_kind=kind,
-            prompt=made.prompt,
-            image=made.image,
-            latency_s=made.latency_s,
-            telemetry=self._telemetry(made)
+            prompt=sent.prompt,
+            image=sent.image,
+            latency_s=sent.latency_s,
+            telemetry=self._telemetry(sent)
             | {"status": status, "error_type": type(error).__name__, "repeatable": repeatable},
         )
 
-    def _telemetry(self, made: _Made) -> dict[str, Any]:
-        planned, sampling = made.planned, made.planned.sampling
+    def _telemetry(self, sent: _SentCall) -> dict[str, Any]:
+        planned, sampling = sent.planned, sent.planned.sampling
         return {
             "api": self._client.profile.api,
             "history": planned.plan.telemetry,
             "max_images": planned.max_images,
-            "image": made.screen.to_json(),
+            "image": sent.screen.to_json(),
             "media": media_of(planned.messages),
             "temperature": sampling.temperature,
             "seed": sampling.seed,
@@ -304,7 +304,7 @@ def media_of(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def parsed_of(protocol: ModelProtocol, reply: ChatReply, screen: Screen) -> Parsed:
-    """What the protocol makes of a reply. One that is not of the API's form is rejected, whatever stands in it."""
+    """The reply as the protocol reads it. A reply that is not of the API's form is rejected, whatever it contains."""
     view = ReplyView(reply.content, reply.reasoning, reply.tool_calls, reply.finish_reason)
     parsed = protocol.parse(view, screen.size, screen.sent)
     if reply.normalization_error is None or parsed.failure_kind is not None:

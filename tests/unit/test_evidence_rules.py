@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from models.contract import Contract, Resolved
 from models.spec import contract_of, read_spec
 from rollbook.errors import ConfigError, LedgerConflict
-from rollbook.evidence.exact import exact_envelope, lineage_deltas, place
-from rollbook.evidence.load import CallEvidence, Loaded, Tokens
+from rollbook.evidence.exact import assign_segments, exact_envelope, lineage_deltas
+from rollbook.evidence.load import AttemptEvidence, CallEvidence, Tokens
 from rollbook.evidence.trajectory import parse_failure, trajectory_contract
 from rollbook.export.training import rows_of
 from rollbook.ledger.reader import Recorded
@@ -74,7 +74,7 @@ def call(turn_id: int, prompt: list[int], sampled: list[int], media: str = "", *
     )
 
 
-def loaded(calls: list[CallEvidence], *, admitted: bool = True, caller: bool = True) -> Loaded:
+def loaded(calls: list[CallEvidence], *, admitted: bool = True, caller: bool = True) -> AttemptEvidence:
     rollout = {
         "rollout_key": "b/os/t/0",
         "batch_id": "b",
@@ -93,7 +93,9 @@ def loaded(calls: list[CallEvidence], *, admitted: bool = True, caller: bool = T
     }
     attempt = {"attempt_index": 1, "trajectory_rollout_id": "rollout-1", "execution_id": uuid.UUID(int=7)}
     decision = {"admitted": admitted, "reason": "r", "policy_id": "p"}
-    return Loaded(Recorded(rollout, attempt, None, [one.row for one in calls], [], {"runtime": decision}), calls)
+    return AttemptEvidence(
+        Recorded(rollout, attempt, None, [one.row for one in calls], [], {"runtime": decision}), calls
+    )
 
 
 # the prompt of each call must hold the sequence before it: 1 2 3 | 4 5 | 6 7 …
@@ -101,7 +103,7 @@ APPENDING = [call(1, [1, 2, 3], [4, 5], "a"), call(2, [1, 2, 3, 4, 5, 6], [7], "
 
 
 def test_a_prompt_that_extends_the_one_before_stays_in_its_segment() -> None:
-    first, second = place("t", APPENDING)
+    first, second = assign_segments("t", APPENDING)
     assert (first.append_compatible, second.append_compatible) == (False, True)
     assert first.segment_id == second.segment_id
     assert second.delta_start == 5
@@ -171,7 +173,7 @@ def test_every_delta_was_validated_and_the_model_has_an_id() -> None:
 )
 def test_a_delta_that_cannot_be_followed_does_not_pass(wrong: dict[str, Any], what: str) -> None:
     spoilt = dataclasses.replace(APPENDING[1], **wrong)
-    first, second = lineage_deltas(place("t", [APPENDING[0], spoilt]))
+    first, second = lineage_deltas(assign_segments("t", [APPENDING[0], spoilt]))
     assert first["validator_result"] == "passed"
     assert second["validator_result"] == f"failed: {what}"
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rollbook.policies.call_log import finished
+from rollbook.policies.call_log import finish_despite_cancel
 
 
 async def test_its_result_and_its_error_come_through() -> None:
@@ -14,9 +14,9 @@ async def test_its_result_and_its_error_come_through() -> None:
     async def bad() -> int:
         raise LookupError("no")
 
-    assert await finished(good()) == 7
+    assert await finish_despite_cancel(good()) == 7
     with pytest.raises(LookupError, match="no"):
-        await finished(bad())
+        await finish_despite_cancel(bad())
 
 
 @pytest.mark.parametrize("cancels", [1, 2, 5])
@@ -31,7 +31,7 @@ async def test_a_cancel_waits_for_the_end_of_the_work(cancels: int, fails: bool)
         if fails:
             raise LookupError("nobody hears it")
 
-    task = asyncio.create_task(finished(work()))
+    task = asyncio.create_task(finish_despite_cancel(work()))
     for _ in range(cancels):
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -53,7 +53,7 @@ async def test_its_patience_ends() -> None:
         finally:
             cut.set()
 
-    task = asyncio.create_task(finished(work(), patience_s=0.05))
+    task = asyncio.create_task(finish_despite_cancel(work(), patience_s=0.05))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     task.cancel()
@@ -68,4 +68,4 @@ async def test_work_that_is_cancelled_itself_says_so() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        await finished(work())
+        await finish_despite_cancel(work())

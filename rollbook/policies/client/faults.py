@@ -31,7 +31,7 @@ _LEXEMES = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
 def read_json(raw: bytes) -> Any:
-    """The document. Raises ValueError for what is no JSON, and nothing else."""
+    """The document. Raises ValueError for what is not JSON, and nothing else."""
     text = _shallow(_decoded(raw))
     try:
         return json.loads(text, parse_float=_finite_or_none, parse_constant=_nothing)
@@ -104,7 +104,7 @@ OVERFLOW = re.compile(
     ),
     re.IGNORECASE,
 )
-"""How servers say that a prompt does not fit: OpenAI, vLLM, SGLang, TGI, llama.cpp and gateways before them."""
+"""Wordings of servers for a prompt that does not fit: OpenAI, vLLM, SGLang, TGI, llama.cpp and gateways before them."""
 
 _CONTEXT_SIZE = re.compile(r"(?:maximum context length|max_model_len)\D{0,30}?(\d{2,9})", re.IGNORECASE)
 
@@ -136,7 +136,7 @@ def _words(body: bytes) -> str:
 def refusal(
     status: int, body: bytes, headers: Mapping[str, str], max_output_tokens: int | None = None, model: str = ""
 ) -> CallError:
-    """The error for an answer that is no success."""
+    """The error for an answer that is not a success."""
     said = complaint(body)
     about = f"HTTP {status}: {said}" if said else f"HTTP {status}"
     if status in (429, 503):

@@ -36,7 +36,7 @@ class Check:
 
 @dataclass
 class ProbeReport:
-    """What the endpoint can do."""
+    """Abilities of the endpoint."""
 
     endpoint: str
     base_url: str
@@ -52,7 +52,7 @@ class ProbeReport:
 
     @property
     def ok(self) -> bool:
-        """Every request was answered. Missing token evidence is no failure: evaluation needs none."""
+        """Every request was answered. Missing token evidence is not a failure: evaluation needs none."""
         return bool(self.checks) and all(check.ok for check in self.checks)
 
 
@@ -71,7 +71,7 @@ async def probe(profile: EndpointProfile, model: str | None = None, timeout_s: f
 
 
 async def _list_models(client: ModelClient, report: ProbeReport, model: str | None, timeout_s: float) -> bool:
-    """Whether there is a model to ask. A list is a courtesy: with `model` given it may fail."""
+    """True when there is a model to ask. A list is a courtesy: with `model` given it may fail."""
     try:
         report.models = await client.models(timeout_s)
         report.checks.append(Check("models", True, ", ".join(report.models) or "none"))
@@ -105,7 +105,7 @@ async def _ask(client: ModelClient, report: ProbeReport, images: int, timeout_s:
 
 
 async def _try_other_styles(profile: EndpointProfile, report: ProbeReport, timeout_s: float) -> None:
-    """When the profile's own way is refused or yields no token evidence: does another one?"""
+    """Try the other ways to ask, when the profile's own is refused or yields no token evidence."""
     refused = any(check.name == "1 image" and not check.ok for check in report.checks)
     if report.token_evidence.get(profile.api) == []:
         return

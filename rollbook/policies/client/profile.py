@@ -73,7 +73,7 @@ class EndpointProfile(BaseModel):
     def _headers(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name in value:
             if not _HEADER_NAME.match(name):
-                raise ValueError(f"{name!r} is no name of an HTTP header")
+                raise ValueError(f"{name!r} is not a name of an HTTP header")
             if name.lower() in ("host", "content-length", "content-type", "transfer-encoding"):
                 raise ValueError(f"{name!r} is set by the client itself")
         return {name: _line(text, name) for name, text in value.items()}

@@ -32,13 +32,13 @@ _LARGEST_ID = 2**31 - 1
 
 @dataclass(frozen=True)
 class TokenEvidence:
-    """What the reply says of its tokens."""
+    """Token evidence of a reply."""
 
     prompt_token_ids: list[int] | None
     sampled_token_ids: list[int] | None
     sampled_logprobs: list[float] | None
     problems: tuple[str, ...]
-    """Why the evidence is incomplete: reasons of the closed set; empty when it is complete."""
+    """Reasons why the evidence is incomplete, of the closed set; empty when it is complete."""
     routed_experts: list[Any] | str | None = None
     """As the server gave them; None where it did not. No reason of its own: few servers do."""
 
@@ -175,13 +175,13 @@ class ChatReply:
     sampled_token_ids: list[int] | None
     sampled_logprobs: list[float] | None
     token_evidence_problems: tuple[str, ...]
-    """Why token evidence is incomplete (closed set of upstream contract §3.1); empty when it is complete."""
+    """Reasons why token evidence is incomplete (a closed set); empty when it is complete."""
     usage: dict[str, Any]
     """`prompt_tokens`, `completion_tokens`, … as the server counted them; empty when it did not."""
     model_name: str
     """The model as the server names it; the requested one where it does not."""
     model_version: str | None
-    """Version of the weights or the backend, where the server tells."""
+    """Version of the weights or the backend, where the server reports it."""
     raw: bytes
     """The body as received. Had it a secret, that is redacted, and everything that spells it by tokens left out."""
     request: bytes
@@ -195,10 +195,10 @@ class ChatReply:
     latency_s: float
     """Seconds from sending the request to the last byte of the reply."""
     normalization_error: str | None = None
-    """Why the answer is not of the API's form, though the call was completed. Its content stands in `content` as it
-    was given, its tokens are kept, and no protocol may act upon it (upstream contract §3.1)."""
+    """Problem of an answer that is not of the API's form, though the call was completed. `content` has its content as
+    it came, its tokens are kept, and no protocol may act upon it."""
     routed_experts: list[Any] | str | None = None
-    """Which experts each token was routed to, as the server gave it."""
+    """The experts that each token was routed to, as the server gave it."""
 
     def tokens(self, which: str) -> int | None:
         """`prompt` or `completion` tokens as the server counted them."""
@@ -218,7 +218,7 @@ class Asked:
 
 
 def read_reply(raw: bytes, asked: Asked, queued_s: float, latency_s: float) -> ChatReply:
-    """Take a 200 apart. Raises TransportFailed for what is no chat completion, or the error that it reports.
+    """Take a 200 apart. Raises TransportFailed for what is not a chat completion, or the error that it reports.
 
     Nothing else is raised, and the error keeps the whole body. One choice makes a completed call, of whatever form.
     """
@@ -226,7 +226,7 @@ def read_reply(raw: bytes, asked: Asked, queued_s: float, latency_s: float) -> C
         return _read(raw, asked, queued_s, latency_s)
     except CallError:
         raise
-    except Exception as error:  # a form that nobody foresaw: a failed call like others, or it would be asked for ever
+    except Exception as error:  # an unforeseen form: a failed call, or it would be repeated for ever
         said = f"{type(error).__name__}: {error}"[:300]
         raise TransportFailed(f"the reply cannot be read ({said})", status=200, body=raw) from error
 
@@ -293,7 +293,7 @@ def _choice(reply: dict[str, Any], raw: bytes) -> dict[str, Any]:
 
 
 def _message(choice: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """The message, and what is wrong with its form. Upstream keeps what is no message as the content of one."""
+    """The message, and what is wrong with its form. What is not a message is kept as the content of one."""
     message = choice.get("message")
     if isinstance(message, dict):
         return message, None
@@ -301,7 +301,7 @@ def _message(choice: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
 
 
 def _content(value: Any, tool_calls: list[dict[str, Any]]) -> tuple[str | None, str | None]:
-    """The content, and what is wrong with its form: what is no text is kept as JSON, unless tool calls say it all."""
+    """The content, and what is wrong with its form: what is not text is kept as JSON, unless there are tool calls."""
     if value is None or isinstance(value, str | list):
         return _text(value), None
     if tool_calls:

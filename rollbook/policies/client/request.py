@@ -45,7 +45,7 @@ UPSTREAM_FIELDS = frozenset(
         "model_protocol_id",
     ]
 )
-"""Fields that upstream sends too, under its own prefix (upstream contract §2.1)."""
+"""Fields that NeMo Gym sends too, under its own prefix."""
 
 VALUE_LIMIT = 1024
 _BREAKS = re.compile(r"[\r\n]+")
@@ -111,7 +111,7 @@ _MAGIC = (
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the reply is drawn. None leaves a choice to the server."""
+    """Sampling parameters of a reply. None leaves a choice to the server."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -166,7 +166,7 @@ def request_body(request: ChatRequest, api: ApiStyle) -> dict[str, Any]:
 
 
 def token_fields(api: ApiStyle) -> dict[str, Any]:
-    """What asks a server of this kind for token ids and log probabilities."""
+    """Members of the body that ask a server of this kind for token ids and log probabilities."""
     if api == "vllm":
         return {"logprobs": True, "return_token_ids": True}
     if api == "sglang":

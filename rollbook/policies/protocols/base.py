@@ -29,11 +29,11 @@ STOP_REASONS: dict[FailureKind, str] = {
     "empty_response": "model_response_empty",
     "unparseable": "model_response_unparseable",
 }
-"""What the rollout ends with when the last attempt of a step failed so (upstream contract §1.6)."""
+"""Stop reason of the rollout when the last attempt of a step failed in this way."""
 
 
 class ProtocolOptions(Input):
-    """Agent options that change the prompt or its reading (upstream contract §3.4): part of the agent contract."""
+    """Agent options that change the prompt or its reading and are part of the agent contract."""
 
     coordinate_type: CoordinateType = "relative"
     thinking: bool | None = None
@@ -43,7 +43,7 @@ class ProtocolOptions(Input):
     repeated_action_warning_threshold: int = Field(default=0, ge=0, le=1000)
     """Warn when the last actions were the same this many times; 0 never warns."""
     repeated_action_window: int = Field(default=12, ge=1, le=1000)
-    """How many past turns the warning looks at."""
+    """Number of past turns that the warning looks at."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class PromptInputs:
     """From 1."""
     max_steps: int
     feedback: str | None
-    """Why the last reply to this observation could not be used; None on a first try, or without feedback."""
+    """Problem of the last reply to this observation; None on a first try, or without feedback."""
     screen: Size
     sent: Size
     """Size of every image as sent."""
@@ -101,7 +101,7 @@ class ReplyView:
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a reply means. A reply that means nothing is a result, never an exception."""
+    """A reply, read. A reply that cannot be read is a result, never an exception."""
 
     actions: list[str] = field(default_factory=list)
     """pyautogui code (checked, in pixels of the screen) or WAIT, in order; may be empty."""
@@ -125,7 +125,7 @@ class Parsed:
 
     @property
     def kept_text(self) -> str:
-        """Thought and Action as later prompts show them; the code is never among it (upstream contract §4)."""
+        """Thought and Action as later prompts show them; the code is never part of it."""
         return kept_text(self.thought, self.action_text)
 
 

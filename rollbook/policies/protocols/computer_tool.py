@@ -17,7 +17,7 @@ from rollbook.policies.protocols.base import (
 )
 from rollbook.policies.protocols.conversation import Message, conversation, guidance_of
 from rollbook.policies.protocols.coordinates import Projection
-from rollbook.policies.protocols.pyautogui.source import Unusable
+from rollbook.policies.protocols.pyautogui.source import BadCode
 from rollbook.policies.protocols.sections import split_thinking
 from rollbook.policies.protocols.tools.actions import meaning
 from rollbook.policies.protocols.tools.calls import OFFERED, read_calls, without_calls
@@ -77,14 +77,14 @@ class ToolProtocol:
         parsed = Parsed(thought=thought)
         try:
             if truncated:
-                raise Unusable("the calls may not be complete")
+                raise BadCode("the calls may not be complete")
             calls = read_calls(reply.tool_calls, text)
             if not calls:
-                raise Unusable("there is no call of the tool computer")
+                raise BadCode("there is no call of the tool computer")
             words = "\n".join(call.words for call in calls)
             parsed = Parsed(thought=thought, action_text=words)
             meant = [meaning(call, projection) for call in calls]
-        except Unusable as error:
+        except BadCode as error:
             empty = not text.strip() and not reply.tool_calls
             return failed(str(error), truncated=truncated, empty=empty, thought=thought, action=parsed.action_text)
         actions: list[str] = []
@@ -135,7 +135,7 @@ def _tool(options: ProtocolOptions) -> dict[str, Any]:
 
 
 def _answer(turn: PastTurn) -> list[Message]:
-    """What followed a past image turn: the reply, and for each of its calls that it was carried out."""
+    """Messages after a past image turn: the reply, and for each of its calls that it was carried out."""
     if not turn.tool_calls:
         return [{"role": "assistant", "content": split_thinking(turn.response)[1].strip()}]
     # nine letters and digits: the strictest chat templates accept nothing else

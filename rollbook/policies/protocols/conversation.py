@@ -1,7 +1,7 @@
-"""What every protocol's prompt has in common: where images, folded turns and guidance stand (upstream contract §4).
+"""The common form of every protocol's prompt: the places of images, folded turns and guidance.
 
 One system message. Then, for every turn that is still an image, a user message with the image and a text, followed
-by what the model answered. Turns that became text are gathered in one block, which stands in the next image turn
+by what the model answered. Turns that became text are gathered in one block, which is part of the next image turn
 after the gap. The current observation comes last.
 """
 
@@ -49,7 +49,7 @@ def conversation(
 
 
 def _cleaned(value: Any) -> Any:
-    """What a model once said may hold characters that no request can carry."""
+    """The text of a past reply, without characters that a request cannot carry."""
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, dict):
@@ -97,7 +97,7 @@ def guidance_of(
 
 
 def _repetitions(inputs: PromptInputs, options: ProtocolOptions, actions_of: Callable[[PastTurn], list[str]]) -> int:
-    """How often the newest actions occur among the last turns; 0 below the threshold."""
+    """Number of times that the newest actions occur among the last turns; 0 below the threshold."""
     threshold = options.repeated_action_warning_threshold
     if not threshold or not inputs.turns:
         return 0

@@ -15,7 +15,7 @@ class OutOfSpace(ValueError):
 
 @dataclass(frozen=True)
 class Projection:
-    """How coordinates become pixels of the screen."""
+    """Projection of coordinates to pixels of the screen."""
 
     kind: CoordinateType
     screen: Size
@@ -28,7 +28,7 @@ class Projection:
 
     @property
     def space(self) -> Size:
-        """Where the far corner lies, in the model's units."""
+        """The far corner, in the model's units."""
         if self.kind == "relative":
             return (1, 1)
         if self.kind == "relative_1000":

@@ -16,7 +16,7 @@ from rollbook.policies.protocols.base import (
 from rollbook.policies.protocols.conversation import Message, conversation, guidance_of
 from rollbook.policies.protocols.coordinates import Projection
 from rollbook.policies.protocols.pyautogui.code import Program, read_code
-from rollbook.policies.protocols.pyautogui.source import Unusable
+from rollbook.policies.protocols.pyautogui.source import BadCode
 from rollbook.policies.protocols.sections import WORDS, Block, fenced, split_thinking
 
 _SYSTEM = """You operate a Linux desktop to fulfil a task. At every step you see a screenshot and choose what to do.
@@ -75,16 +75,16 @@ class PlainProtocol:
         truncated = reply.finish_reason == "length"
         try:
             program = self._program(blocks, text, truncated, Projection(self.options.coordinate_type, screen, sent))
-        except Unusable as error:
+        except BadCode as error:
             return failed(str(error), truncated=truncated, empty=not text.strip(), thought=thought)
         return Parsed(program.actions, program.terminal_action, thought=thought)
 
     def _program(self, blocks: list[Block], text: str, truncated: bool, projection: Projection) -> Program:
         word = text.strip()
         if not blocks and word not in WORDS:
-            raise Unusable("there is no fenced block of code")
+            raise BadCode("there is no fenced block of code")
         if truncated and not (blocks and blocks[-1].closed):
-            raise Unusable("the code is not finished")
+            raise BadCode("the code is not finished")
         actions: list[str] = []
         for code in [block.text for block in blocks] or [word]:
             program = read_code(code, projection, key_names=True)
@@ -95,7 +95,7 @@ class PlainProtocol:
 
 
 def _text_of(turn: PastTurn) -> str:
-    """What was said at a past turn, without its code."""
+    """The text of a past turn, without its code."""
     if turn.text is not None:
         return turn.text
     thinking, text = split_thinking(turn.response)

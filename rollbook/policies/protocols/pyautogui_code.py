@@ -16,7 +16,7 @@ from rollbook.policies.protocols.base import (
 from rollbook.policies.protocols.conversation import Message, conversation, guidance_of
 from rollbook.policies.protocols.coordinates import Projection
 from rollbook.policies.protocols.pyautogui.code import Program, read_code
-from rollbook.policies.protocols.pyautogui.source import Unusable
+from rollbook.policies.protocols.pyautogui.source import BadCode
 from rollbook.policies.protocols.sections import Section, sections_of, split_thinking
 
 _SYSTEM = """You operate a Linux desktop to fulfil a task. At every step you see a screenshot and choose what to do.
@@ -47,7 +47,7 @@ _FORM = "Reply again with the sections Thought, Action and Code. Put one fenced 
 
 @dataclass(frozen=True)
 class CodeProtocol:
-    """One protocol of this kind; see docs/reference/protocols.md for what the ids stand for."""
+    """One protocol of this kind; see docs/reference/protocols.md for the meaning of the ids."""
 
     protocol_id: str
     parser_id: str
@@ -94,26 +94,26 @@ class CodeProtocol:
         truncated = reply.finish_reason == "length"
         try:
             program = self._program(sections, truncated, Projection(self.options.coordinate_type, screen, sent))
-        except Unusable as error:
+        except BadCode as error:
             return failed(str(error), truncated=truncated, empty=not text.strip(), thought=thought, action=action)
         return Parsed(program.actions, program.terminal_action, thought=thought, action_text=action)
 
     def _program(self, sections: list[Section], truncated: bool, projection: Projection) -> Program:
         found = [section for section in sections if section.title == "code"]
         if len(found) != 1:
-            raise Unusable("there is no Code section" if not found else f"there are {len(found)} Code sections, not 1")
+            raise BadCode("there is no Code section" if not found else f"there are {len(found)} Code sections, not 1")
         return read_code(_code(found[0], truncated), projection, key_names=self.key_names)
 
 
 def _code(section: Section, truncated: bool) -> str:
-    """The last fenced block, or the whole section without one. Raises Unusable for an unfinished one."""
+    """The last fenced block, or the whole section without one. Raises BadCode for an unfinished one."""
     if truncated and not (section.blocks and section.blocks[-1].closed):
-        raise Unusable("the code is not finished")
+        raise BadCode("the code is not finished")
     code = section.blocks[-1].text if section.blocks else section.text
     if not section.blocks and len(code) > 2 and code[0] == code[-1] == "`":
         code = code.strip("`")
     if not code.strip():
-        raise Unusable("the Code section is empty")
+        raise BadCode("the Code section is empty")
     return code
 
 

@@ -26,7 +26,7 @@ _FOREIGN = {
         "follows what is published of it in prompt texts of our own"
     )
 }
-"""Ids that stand for other people's bytes. An id of theirs on a prompt of ours would call two agents the same."""
+"""Ids of prompts that other projects wrote. Their id on a prompt of Rollbook would call two agents the same."""
 
 
 def known_protocol(protocol_id: str, field: str = "model_protocol") -> str:

@@ -8,7 +8,7 @@ _FENCE = re.compile(r"^\s*(`{3,}|~{3,})(.*)$")
 _TAG = re.compile(r"^[A-Za-z][A-Za-z0-9_+.-]*$")
 _TAGGED = re.compile(r"^(?:python3?|py)\s+(?=\S)", re.IGNORECASE)
 WORDS = ("WAIT", "DONE", "FAIL")
-"""What may stand for code."""
+"""Words that may replace code."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Block:
 
 @dataclass
 class Section:
-    """What stands under one heading, up to the next."""
+    """The text under one heading, up to the next."""
 
     title: str
     lines: list[str] = field(default_factory=list)

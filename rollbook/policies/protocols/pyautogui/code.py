@@ -13,9 +13,9 @@ from rollbook.policies.protocols.pyautogui.source import (
     KEYED,
     OFFSET,
     POINTED,
+    BadCode,
     Edit,
     Names,
-    Unusable,
     calls_of,
     check_plain,
     compiled,
@@ -32,8 +32,7 @@ def place_edits(tree: ast.Module, names: Names, projection: Projection) -> Itera
     """The edits that bring every place in the code to pixels of the screen.
 
     Where the model does not speak in pixels of the screen, a place that is not a literal cannot be brought there, and
-    run as it stands it would point somewhere else without a word: Unusable. Nothing is looked at where the model
-    does.
+    run unchanged it would silently point somewhere else: BadCode. Nothing is checked where the model does.
     """
     if projection.identity:
         return
@@ -49,11 +48,11 @@ def _placed(name: str, call: ast.Call, projection: Projection) -> Iterator[Edit]
     for axis, node in _axes(name, call, POINTED[name], "xy"):
         value = number(node)
         if value is None:
-            raise Unusable(f"{name}: write the coordinates into the call, as plain numbers")
+            raise BadCode(f"{name}: write the coordinates into the call, as plain numbers")
         try:
             yield Edit(node, str(projection.axis(value, axis)))
         except OutOfSpace as error:
-            raise Unusable(str(error)) from error
+            raise BadCode(str(error)) from error
 
 
 def _check_offset(name: str, call: ast.Call) -> None:
@@ -61,15 +60,15 @@ def _check_offset(name: str, call: ast.Call) -> None:
     for _, node in _axes(name, call, (0, 1), ("xOffset", "yOffset")):
         value = number(node)
         if value is not None and not value.is_integer():
-            raise Unusable(f"{name}: its offset is in pixels of the screen, a whole number")
+            raise BadCode(f"{name}: its offset is in pixels of the screen, a whole number")
 
 
 def _axes(
     name: str, call: ast.Call, positions: tuple[int, int], keywords: str | tuple[str, str]
 ) -> list[tuple[int, ast.expr]]:
-    """A call's x (0) and y (1), as far as given, with what stands for each. Raises Unusable where that is hidden."""
+    """A call's x (0) and y (1), as far as given, each with its expression. Raises BadCode where that is hidden."""
     if any(isinstance(given, ast.Starred) for given in call.args) or any(one.arg is None for one in call.keywords):
-        raise Unusable(f"{name}: write the arguments out, without * and **")
+        raise BadCode(f"{name}: write the arguments out, without * and **")
     named = {keyword.arg: keyword.value for keyword in call.keywords}
     x, y = (
         call.args[position] if position < len(call.args) else named.get(keyword)
@@ -104,9 +103,9 @@ _TYPING = ("write", "typewrite")
 
 
 def key_edits(tree: ast.Module, names: Names) -> Iterator[Edit]:
-    """The edits that give every literal key name its name in pyautogui. Raises Unusable for one that does not exist.
+    """The edits that give every literal key name its name in pyautogui. Raises BadCode for one that does not exist.
 
-    A literal stands in the call itself, or in the only places that a variable of the call has its values from.
+    A literal is in the call itself, or in the only places that a variable of the call has its values from.
     """
     calls = [(name, call) for name, call in calls_of(tree, names) if name in KEYED]
     variables = _literals(tree)
@@ -118,7 +117,7 @@ def key_edits(tree: ast.Module, names: Names) -> Iterator[Edit]:
             for value in [given] if variable is None else variables.get(variable, []):
                 for edit in _checked(name, value):
                     if variable in elsewhere:
-                        raise Unusable(f"{name}: the key {ast.unparse(edit.node)[:40]} is called {edit.text}")
+                        raise BadCode(f"{name}: the key {ast.unparse(edit.node)[:40]} is called {edit.text}")
                     yield edit
 
 
@@ -136,7 +135,7 @@ def _checked(name: str, given: ast.expr) -> Iterator[Edit]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             key = known_key(node.value)
             if key is None:
-                raise Unusable(f"{name}: there is no key named {node.value[:40]!r}")
+                raise BadCode(f"{name}: there is no key named {node.value[:40]!r}")
             if key != node.value:
                 yield Edit(node, repr(key))
 
@@ -183,7 +182,7 @@ _STATUS: dict[str, TerminalAction] = {"success": "DONE", "failure": "FAIL"}
 
 @dataclass(frozen=True)
 class Program:
-    """What a piece of code comes to."""
+    """A piece of code, as actions."""
 
     actions: list[str]
     terminal_action: TerminalAction | None
@@ -194,17 +193,17 @@ def read_code(code: str, projection: Projection, *, key_names: bool) -> Program:
 
     Coordinates of pyautogui calls become pixels of the screen; with `key_names`, literal key names become pyautogui's.
     The statements `WAIT`, `computer.wait()`, `DONE`, `FAIL` and `computer.terminate(...)` split the code; nothing after
-    a terminal one is kept. Raises Unusable, for what could not be read and for what would do something else unseen.
+    a terminal one is kept. Raises BadCode, for what could not be read and for what would do something else unseen.
     """
     code, tree = parsed(code)
     try:
         names = names_of(tree)
         edits = [*place_edits(tree, names, projection), *(key_edits(tree, names) if key_names else ())]
     except RecursionError as error:
-        raise Unusable("the code is too deeply nested") from error
+        raise BadCode("the code is too deeply nested") from error
     if edits:
         if not {id(edit.node) for edit in edits}.isdisjoint(_in_texts(tree)):
-            raise Unusable("call pyautogui outside of f-strings")
+            raise BadCode("call pyautogui outside of f-strings")
         code, tree = parsed(edited(code, edits))
     return _split(code, tree)
 
@@ -218,10 +217,10 @@ def _in_texts(tree: ast.Module) -> set[int]:
 def _split(code: str, tree: ast.Module) -> Program:
     nodes = list(ast.walk(tree))
     if not any(isinstance(node, ast.Call) or _bare(node) for node in nodes):
-        raise Unusable("the code does nothing: it calls no function")
+        raise BadCode("the code does nothing: it calls no function")
     special = [(statement, word) for statement in tree.body if (word := _special(statement))]
     if sum(_bare(node) or _is_computer(node) for node in nodes) != len(special):
-        raise Unusable("WAIT, DONE, FAIL, computer.wait and computer.terminate must each be a statement of its own")
+        raise BadCode("WAIT, DONE, FAIL, computer.wait and computer.terminate must each be a statement of its own")
     source, starts = code.encode(), line_starts(code)
     actions: list[str] = []
     ran_to = 0
@@ -256,7 +255,7 @@ def _special(statement: ast.stmt) -> str | None:
         return WAIT
     if value.func.attr == "terminate":
         return _status(value)
-    raise Unusable(f"computer.{value.func.attr[:40]} does not exist; only wait and terminate do")
+    raise BadCode(f"computer.{value.func.attr[:40]} does not exist; only wait and terminate do")
 
 
 def _status(call: ast.Call) -> TerminalAction:
@@ -264,12 +263,12 @@ def _status(call: ast.Call) -> TerminalAction:
     said = given[0].value if len(given) == 1 and isinstance(given[0], ast.Constant) else None
     status = _STATUS.get(said.strip().lower()) if isinstance(said, str) else None
     if status is None:
-        raise Unusable("computer.terminate needs status='success' or status='failure'")
+        raise BadCode("computer.terminate needs status='success' or status='failure'")
     return status
 
 
 def _piece(source: bytes) -> list[str]:
-    """One action, or none where nothing stands between two words but comments and separators."""
+    """One action, or none where there are only comments and separators between two words."""
     code = source.decode().strip(" \t;").strip("\n").rstrip(" \t\n;")
     try:
         return [_startable(code)] if compiled(code).body else []
@@ -285,4 +284,4 @@ def _startable(code: str) -> str:
         except SyntaxError:
             continue
         return candidate
-    raise Unusable("the code cannot be run after other statements (for instance `from __future__`)")
+    raise BadCode("the code cannot be run after other statements (for instance `from __future__`)")

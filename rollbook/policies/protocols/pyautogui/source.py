@@ -9,7 +9,7 @@ MAX_CODE = 50_000
 """Characters. One argument of a Linux command holds 128 KiB, our own part of the program included."""
 
 
-class Unusable(ValueError):
+class BadCode(ValueError):
     """Code or a call that must not run; the message is fit for the model."""
 
 
@@ -22,9 +22,9 @@ class Edit:
 
 
 def parsed(code: str) -> tuple[str, ast.Module]:
-    """Code without a common indentation, and its syntax tree. Raises Unusable."""
+    """Code without a common indentation, and its syntax tree. Raises BadCode."""
     if len(code) > MAX_CODE:
-        raise Unusable(f"the code is longer than {MAX_CODE} characters")
+        raise BadCode(f"the code is longer than {MAX_CODE} characters")
     code = code.strip("\n").rstrip()
     try:
         return code, compiled(code)
@@ -40,20 +40,20 @@ def parsed(code: str) -> tuple[str, ast.Module]:
 
 def compiled(code: str) -> ast.Module:
     """The tree of code that would also compile (`return` outside a function parses, but does not). Raises SyntaxError,
-    or Unusable for what Python itself cannot read."""
+    or BadCode for what Python itself cannot read."""
     try:
         tree = ast.parse(code)
         compile(code, "<action>", "exec", dont_inherit=True)
     except SyntaxError:
         raise
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
-        raise Unusable(f"the code is not Python: {type(error).__name__}") from error
+        raise BadCode(f"the code is not Python: {type(error).__name__}") from error
     return tree
 
 
-def syntax_error(error: SyntaxError) -> Unusable:
+def syntax_error(error: SyntaxError) -> BadCode:
     """The error in the model's words."""
-    return Unusable(f"the code is not valid Python: {error.msg} (line {error.lineno})")
+    return BadCode(f"the code is not valid Python: {error.msg} (line {error.lineno})")
 
 
 def edited(code: str, edits: Iterable[Edit]) -> str:
@@ -67,7 +67,7 @@ def edited(code: str, edits: Iterable[Edit]) -> str:
 
 
 def line_starts(code: str) -> list[int]:
-    """Where each line begins, in bytes."""
+    """Offset of each line, in bytes."""
     starts = [0]
     for line in code.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -102,7 +102,7 @@ _UNSEEN = ("exec", "eval", "compile", "__import__", "globals", "locals", "vars",
 
 @dataclass(frozen=True)
 class Names:
-    """What the code calls pyautogui and its functions."""
+    """The code's names of pyautogui and its functions."""
 
     modules: frozenset[str]
     functions: dict[str, str]
@@ -116,7 +116,7 @@ class Names:
 
 
 def names_of(tree: ast.Module) -> Names:
-    """The names that the code's imports give, wherever they stand; `pyautogui` itself is always there."""
+    """The names that the code's imports give, in any place; `pyautogui` itself is always there."""
     modules = {"pyautogui"}
     functions: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -137,9 +137,9 @@ def calls_of(tree: ast.Module, names: Names) -> Iterator[tuple[str, ast.Call]]:
 
 
 def check_plain(tree: ast.Module, names: Names) -> None:
-    """Make sure that every place the code points at stands in a direct call of a pyautogui function.
+    """Make sure that every place the code points at is in a direct call of a pyautogui function.
 
-    Raises Unusable for a use that could point elsewhere unseen: the module or such a function as a value
+    Raises BadCode for a use that could point elsewhere unseen: the module or such a function as a value
     (`pg = pyautogui`, `c = pyautogui.click`, `getattr(pyautogui, …)`), a name of theirs that is given another meaning,
     pyautogui's inner parts and its mini-language, and code that runs text.
     """
@@ -147,16 +147,16 @@ def check_plain(tree: ast.Module, names: Names) -> None:
     owners = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in names.modules and id(node) not in owners:
-            raise Unusable(f"use {node.id} only as {node.id}.function(...), with coordinates as plain numbers")
+            raise BadCode(f"use {node.id} only as {node.id}.function(...), with coordinates as plain numbers")
         if _unseen(node):
-            raise Unusable("call pyautogui by its name, not through exec, eval, importlib, globals or the like")
+            raise BadCode("call pyautogui by its name, not through exec, eval, importlib, globals or the like")
         function = names.function(node)
         if function in (*POINTED, *OFFSET) and id(node) not in called:
-            raise Unusable(f"call pyautogui.{function} directly, with coordinates as plain numbers")
+            raise BadCode(f"call pyautogui.{function} directly, with coordinates as plain numbers")
         if isinstance(node, ast.Attribute) and function and _inner(function):
-            raise Unusable(f"pyautogui.{function} cannot be used here")
+            raise BadCode(f"pyautogui.{function} cannot be used here")
         if taken := _binding(node, names):
-            raise Unusable(f"{taken} is pyautogui's: give the code's own things other names")
+            raise BadCode(f"{taken} is pyautogui's: give the code's own things other names")
 
 
 def _unseen(node: ast.AST) -> bool:

@@ -1,4 +1,4 @@
-"""What a call of the `computer` tool comes to: pyautogui code, WAIT, or the end of the task."""
+"""Translation of calls of the `computer` tool: pyautogui code, WAIT, or the end of the task."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rollbook.policies.base import WAIT
 from rollbook.policies.keys import chord
 from rollbook.policies.protocols.base import Size
 from rollbook.policies.protocols.coordinates import OutOfSpace, Projection
-from rollbook.policies.protocols.pyautogui.source import Unusable
+from rollbook.policies.protocols.pyautogui.source import BadCode
 from rollbook.policies.protocols.tools.calls import Arguments, Call
 
 MAX_TEXT = 20_000
@@ -33,19 +33,19 @@ DRAG_S = 0.5
 
 @dataclass(frozen=True)
 class Meant:
-    """What one call comes to."""
+    """One call, as actions."""
 
     actions: list[str]
     terminal_action: TerminalAction | None = None
 
 
 def meaning(call: Call, projection: Projection) -> Meant:
-    """A call as code. Raises Unusable, also for an argument that the action does not know."""
+    """A call as code. Raises BadCode, also for an argument that the action does not know."""
     arguments = Arguments(call)
     try:
         meant = ACTIONS[call.action](arguments, projection)
     except OutOfSpace as error:
-        raise Unusable(f"{call.action}: {error}") from error
+        raise BadCode(f"{call.action}: {error}") from error
     arguments.done()
     return meant
 

@@ -10,13 +10,13 @@ from models.identity import canonical_json
 from rollbook.policies.keys import MODIFIERS, known_combination
 from rollbook.policies.protocols.base import Size
 from rollbook.policies.protocols.coordinates import Projection
-from rollbook.policies.protocols.pyautogui.source import Unusable
+from rollbook.policies.protocols.pyautogui.source import BadCode
 
 OFFERED = (
     *("click", "double_click", "triple_click", "right_click", "middle_click", "move", "drag", "scroll"),
     *("type", "keypress", "wait", "screenshot", "terminate"),
 )
-"""The actions that the prompt tells the model of."""
+"""The actions that the prompt names."""
 
 UNDERSTOOD = (*OFFERED, "mouse_down", "mouse_up", "hold_key")
 """With those that models know from other tools."""
@@ -55,7 +55,7 @@ class Call:
 def read_calls(tool_calls: Sequence[Mapping[str, Any]], text: str) -> list[Call]:
     """The calls of a reply: its tool calls, or else those that stand in its text as `<tool_call>{…}</tool_call>`.
 
-    Raises Unusable for a call that is not one of the tool `computer`.
+    Raises BadCode for a call that is not one of the tool `computer`.
     """
     if tool_calls:
         return [_read(call.get("function") if isinstance(call, Mapping) else None) for call in tool_calls]
@@ -68,14 +68,14 @@ def without_calls(text: str) -> str:
 
 
 def arguments_of(function: Mapping[str, Any]) -> Any:
-    """Arguments of a call: servers give them as JSON text or as an object. Raises Unusable."""
+    """Arguments of a call: servers give them as JSON text or as an object. Raises BadCode."""
     given = function.get("arguments", {})
     if isinstance(given, str):
         return _json(given)
     try:
         canonical_json(given)
     except (ValueError, TypeError, RecursionError) as error:
-        raise Unusable(_NOT_JSON) from error
+        raise BadCode(_NOT_JSON) from error
     return given
 
 
@@ -87,16 +87,16 @@ def _json(text: str) -> Any:
         value = json.loads(text)
         canonical_json(value)  # refuses NaN and Infinity, which Python's reader takes
     except (ValueError, RecursionError) as error:
-        raise Unusable(_NOT_JSON) from error
+        raise BadCode(_NOT_JSON) from error
     return value
 
 
 def _read(function: Any) -> Call:
     if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str):
-        raise Unusable("a tool call needs a name and arguments")
+        raise BadCode("a tool call needs a name and arguments")
     arguments = arguments_of(function)
     if not isinstance(arguments, Mapping):
-        raise Unusable("the arguments of a tool call must be a JSON object")
+        raise BadCode("the arguments of a tool call must be a JSON object")
     if isinstance(whole := arguments.get("action"), Mapping):
         arguments = {**{key: value for key, value in arguments.items() if key != "action"}, **whole}
     # OpenAI's tool calls the action `type`
@@ -105,7 +105,7 @@ def _read(function: Any) -> Call:
     action = ALIASES.get(said, said) if isinstance(said, str) else ""
     if action not in UNDERSTOOD or (name not in _TOOLS and ALIASES.get(name, name) != action):
         words = name if naming not in arguments else f"{name}, {naming} {said!r}"
-        raise Unusable(f"there is no such tool call: {words[:80]}; use computer with one of {', '.join(OFFERED)}")
+        raise BadCode(f"there is no such tool call: {words[:80]}; use computer with one of {', '.join(OFFERED)}")
     return Call(action, {key: value for key, value in arguments.items() if key != naming})
 
 
@@ -122,20 +122,20 @@ class Arguments:
         self._left = {name: value for name, value in call.arguments.items() if value is not None}
 
     def take(self, *names: str) -> Any:
-        """The argument under the one of its names that is given; None without. Raises Unusable for two of them."""
+        """The argument under the one of its names that is given; None without. Raises BadCode for two of them."""
         given = [name for name in names if name in self._left]
         if len(given) > 1:
             raise self.wrong(f"give {given[0]} or {given[1]}, not both")
         return self._left.pop(given[0]) if given else None
 
     def done(self) -> None:
-        """Raises Unusable when something is left that the action does not know."""
+        """Raises BadCode when something is left that the action does not know."""
         for name in self._left:
             raise self.wrong(f"there is no argument {name[:40]!r} for it")
 
-    def wrong(self, words: str) -> Unusable:
+    def wrong(self, words: str) -> BadCode:
         """An error that names the action."""
-        return Unusable(f"{self.action}: {words}")
+        return BadCode(f"{self.action}: {words}")
 
     def place(self, projection: Projection, *names: str) -> Size | None:
         """The place under one of these names, or under x and y; None when there is none."""
@@ -177,7 +177,7 @@ class Arguments:
             raise self.wrong(f"{name} is too large") from error
 
     def keys(self, *names: str) -> list[str]:
-        """Key names: a list, `ctrl+s`, or a list as a text; empty without. Raises Unusable for an unknown one."""
+        """Key names: a list, `ctrl+s`, or a list as a text; empty without. Raises BadCode for an unknown one."""
         given = self.take(*names)
         if isinstance(given, str) and given.lstrip().startswith("[") and len(given.strip()) > 1:
             try:
