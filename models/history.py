@@ -76,11 +76,6 @@ class HistoryPolicy(Input):
         config = {"schema_version": self.schema_version, "name": self.name, "params": self.params}
         return short_id("osworld-history-policy", config)
 
-    @property
-    def supports_append_stable_intervals(self) -> bool:
-        """Whether prompts may extend the one before at all: a hint about structure, not a measurement."""
-        return self.high_water > self.low_water
-
 
 class HistoryState(Wire):
     """What a trajectory carries from one turn to the next."""
