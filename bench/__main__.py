@@ -47,7 +47,7 @@ async def _measure(chosen: argparse.Namespace, report: Report) -> None:
 
 async def _main(chosen: argparse.Namespace, console: Console) -> int:
     report = Report()
-    # a bench that is told to end takes its servers with it
+    # a bench that receives a signal stops its servers
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

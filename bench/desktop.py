@@ -1,4 +1,4 @@
-"""How quick a real slim desktop is: start to first screenshot, screenshot, act."""
+"""Speed of a real slim desktop: start to first screenshot, screenshot, act."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""How the ledger grows: register, finalize with competing writers, audit and scoreboard, at a tenth and in full."""
+"""Growth of the ledger: register, finalize with competing writers, audit and scoreboard, at a tenth and in full."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What processes cost, read from /proc: CPU time and memory of a process and everything below it."""
+"""Cost of processes, read from /proc: CPU time and memory of a process and everything below it."""
 
 import os
 from pathlib import Path

@@ -44,7 +44,7 @@ class Report:
         self.sections.setdefault(section, []).extend(figures)
 
     def machine(self) -> dict[str, Any]:
-        """What the numbers were measured on."""
+        """The machine of the measurement."""
         return {
             "cores": os.cpu_count(),
             "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),

@@ -1,4 +1,4 @@
-"""What a step costs: the real system on the do-nothing desktop, and the same steps without ledger and artifacts."""
+"""Cost of a step: the real system on the do-nothing desktop, and the same steps without ledger and artifacts."""
 
 import asyncio
 import time
@@ -125,7 +125,7 @@ async def history(house: House) -> list[Figure]:
 
 
 async def idle_pump(house: House, seconds: float = 10.0) -> list[Figure]:
-    """What a batch costs while its episodes wait: a frozen window, only the pump looks."""
+    """Cost of a batch while its episodes wait: a frozen window, only the pump polls."""
     batch_id = _new_id()
     async with house.worker() as worker:
         spec = noop_spec(1, 2, 1) | {"settle": {"after_action_s": 60, "after_setup_s": 0, "before_evaluation_s": 0}}

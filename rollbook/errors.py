@@ -80,7 +80,7 @@ class ArtifactError(RollbookError):
 class InfraError(RollbookError):
     """Something outside the policy failed.
 
-    `reason` is a termination reason of the closed vocabulary (upstream contract §1.5, DESIGN §3).
+    `reason` is a termination reason of the closed vocabulary (docs/reference/upstream-contract.md).
     """
 
     reason: ClassVar[str] = "rollout_error"
@@ -211,7 +211,7 @@ class EvaluationInterrupted(InfraError):
 class EvaluatorError(InfraError):
     """The evaluator raised, was killed, or could not look at the desktop.
 
-    `guest_failed` tells whether an exchange with the guest failed (then a new attempt may help).
+    `guest_failed`: an exchange with the guest failed, and a new attempt may help.
     """
 
     reason: ClassVar[str] = "evaluator_error"

@@ -1,4 +1,4 @@
-"""How every process of Rollbook finds Temporal, the ledger and the artifact links.
+"""Addresses of Temporal, the ledger and the artifact links, for every process of Rollbook.
 
 Explicit configuration wins; what is left open is filled in from the local stack, if it runs.
 """

@@ -62,13 +62,13 @@ class Settings(EvaluatorSettings):
     artifact_port: Port = Field(default=None, ge=1, le=65535)
     """Loopback port of the read-only artifact server. Unset: 8288, or a free one when that is taken."""
     worker_processes: int = Field(default=1, ge=0, le=64)
-    """How many worker processes `rollbook up` runs; each plays all roles."""
+    """Number of worker processes of `rollbook up`; each has all roles."""
     worker_drain_s: float = Field(default=20.0, ge=0)
     """Seconds a worker may use to finish running activities when the stack stops."""
     retention_days: int = Field(default=7, ge=1, le=365)
     """Days the dev server keeps finished workflows. The ledger keeps its rows permanently."""
     install_docker: bool = True
-    """Whether a missing Docker engine may be installed (root on Debian or Ubuntu only)."""
+    """Allow installing a missing Docker engine (root on Debian or Ubuntu only)."""
 
     # --- task queues ----------------------------------------------------------------------------------------
     task_queue_orchestrate: str = Field(default="rollbook", min_length=1)
@@ -82,11 +82,11 @@ class Settings(EvaluatorSettings):
     desktop_image: str | None = None
     """Docker image of the desktop. Unset: the image built from `infra/desktop`, tagged by its inputs."""
     desktop_base: Literal["auto", "pull", "debootstrap"] = "auto"
-    """Where the image's Debian comes from: pulled, built by debootstrap, or whichever works."""
+    """Source of the image's Debian: pulled, built by debootstrap, or the first that works."""
     apt_mirror: str | None = None
     """Debian mirror for building the desktop image (a URL). Unset: the one in this machine's own apt sources."""
     max_desktops: int = Field(default_factory=default_max_desktops, ge=1, le=10_000)
-    """How many desktops may run at once on this machine."""
+    """Number of desktops that may run at once on this machine."""
     ready_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds a desktop may take from its creation to its first screenshot."""
     cleanup_timeout_s: float = Field(default=120.0, gt=0)
@@ -99,7 +99,7 @@ class Settings(EvaluatorSettings):
     """TOML or JSON file of endpoint profiles: where models are served and with which key."""
 
     allow_null_desktop: bool = False
-    """Whether workers accept the do-nothing desktop. For benchmarks and rehearsals only: its scores mean nothing."""
+    """Allow the do-nothing desktop in workers. For benchmarks and rehearsals only: its scores mean nothing."""
 
     # --- workers --------------------------------------------------------------------------------------------
     worker_activities: int = Field(default=100, ge=1, le=10_000)
@@ -174,7 +174,7 @@ class Settings(EvaluatorSettings):
         return found
 
     def digest(self) -> str:
-        """Tells whether two processes have the same settings (secrets left out)."""
+        """Compare the settings of two processes (secrets left out)."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
     @property

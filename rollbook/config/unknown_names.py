@@ -1,4 +1,4 @@
-"""Names of settings that nobody reads: a misspelt one would be ignored without a word."""
+"""Unknown `ROLLBOOK_*` variables: a misspelt one would be ignored silently."""
 
 import os
 from pathlib import Path
@@ -51,4 +51,4 @@ def _text(path: Path | None) -> str:
     try:
         return "" if path is None else path.read_text()
     except (OSError, UnicodeDecodeError):
-        return ""  # whoever reads the profiles says what is wrong with it
+        return ""  # the reader of the profiles reports the error

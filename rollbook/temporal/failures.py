@@ -1,6 +1,6 @@
 """Failures small enough for Temporal to keep while an activity is tried again.
 
-A failure of more than 4 KB is replaced by "Failure exceeds size limit.", which helps nobody who looks at `status` or
+A failure of more than 4 KB is replaced by "Failure exceeds size limit.", which is useless in `status` or
 the Temporal UI; a broken connection with its chain of causes, each with a stack trace, has ten. The worker's log has
 all of it.
 """

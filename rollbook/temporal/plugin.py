@@ -47,7 +47,7 @@ class RedactingFailureConverter(DefaultFailureConverter):
 class _PlainJson(PydanticJSONPlainPayloadConverter):
     """Any JSON that another client could send is read; what it is worth, `read_spec` and the handlers say.
 
-    pydantic refuses half a character ("\\ud83d"), and an input that is not read hangs its workflow for ever.
+    pydantic refuses an unpaired surrogate ("\\ud83d"), and an input that is not read hangs its workflow for ever.
     """
 
     def from_payload(self, payload: Payload, type_hint: type | None = None) -> Any:

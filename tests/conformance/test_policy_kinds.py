@@ -55,7 +55,7 @@ WRONG = [
 
 
 class MemoryLedger(Ledger):
-    """What kinds ask of the ledger, in memory."""
+    """The ledger calls of policy kinds, in memory."""
 
     def __init__(self, policy: dict[str, Any]) -> None:
         self.bodies = {"d" * 64: SCRIPT}
@@ -118,7 +118,7 @@ class MemoryLog:
 
 
 class World:
-    """What a worker gives a policy, and one attempt at its first step."""
+    """The services that a worker gives a policy, and one attempt at its first step."""
 
     def __init__(self, policy: dict[str, Any], models: ModelClients) -> None:
         self.ledger = MemoryLedger(policy)

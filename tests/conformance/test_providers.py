@@ -1,4 +1,4 @@
-"""What every registered sandbox provider promises, and what its registration is enough for.
+"""Promises of every registered sandbox provider, and the effects of its registration.
 
 The provider `memory` stands for one of another package: its module and one entry point are all there is of it.
 """
@@ -59,7 +59,7 @@ class Bench:
 
     @property
     def real(self) -> bool:
-        """Whether its sandboxes exist: the do-nothing desktop lists none and loses none."""
+        """True if its sandboxes exist: the do-nothing desktop lists none and loses none."""
         return self.kind.name != "null"
 
     def spec(self, **changes: Any) -> SandboxSpec:

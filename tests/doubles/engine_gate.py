@@ -1,4 +1,4 @@
-"""A way to the real Docker engine that can be shut: to whoever uses it the engine is away, the desktops run on."""
+"""A connection to the real Docker engine that can be shut: its users find no engine, the desktops keep running."""
 
 import asyncio
 import os

@@ -1,7 +1,7 @@
 """Every activity of Rollbook in memory, so that tests can decide what each of them answers, when, and how it fails.
 
 They prove what the workflows do: which activity is called, in which order, with what, and what follows from its
-answer. They cannot prove anything about the real activities: no transaction, no lock and no fence stands behind
+answer. They cannot prove anything about the real activities: no transaction, no lock and no fence is behind
 `claim` and `finalize`; no desktop behind `act`; nothing is idempotent, nothing blocks a heartbeat, no payload has its
 real size, and a cancel reaches them within milliseconds instead of seconds. The ending rules (`classify`,
 `earns_new_attempt`, `reward_of`) are the real ones.
@@ -81,7 +81,7 @@ class FakeActivities:
             }
         )
         self.decisions: list[Decision] = [Decision(action_count=1, summary="click"), Decision(terminal_action="DONE")]
-        """What the policy says, step by step; the last one is repeated."""
+        """Answers of the policy, step by step; the last one is repeated."""
         self.score = 1.0
         self.budget = 3
         self.registered: dict[str, Any] = {"planned": 2, "added": 2, "final": 0, "slice_s": 30, "slices_per_run": 3}
@@ -92,12 +92,12 @@ class FakeActivities:
         self._reasons: list[Infra | None] = []
 
     def count(self, name: str) -> int:
-        """How often an activity was begun."""
+        """Number of starts of an activity."""
         return self.log.count(name)
 
     @property
     def outcome(self) -> FinalizeRequest:
-        """The last end of an attempt that the ledger was told."""
+        """The last end of an attempt that was reported to the ledger."""
         last: FinalizeRequest = self.requests[names.FINALIZE][-1]
         return last
 
@@ -145,7 +145,7 @@ class FakeActivities:
         return seen
 
     def seen(self) -> Observation:
-        """What is on the screen."""
+        """The content of the screen."""
         return Observation(screenshot=SCREENSHOT)
 
     @activity.defn(name=names.DECIDE)
@@ -181,7 +181,7 @@ class FakeActivities:
         return ended
 
     def finalized(self, request: FinalizeRequest) -> Finalized:
-        """What the real rules make of an ending."""
+        """The result of the real rules for an ending."""
         found = classify(request.facts)
         index = request.attempt.attempt_index
         reason = request.facts.infrastructure_failure_reason
@@ -256,7 +256,7 @@ async def fake_worker(client: Client, fakes: FakeActivities) -> AsyncIterator[No
 
 
 def fails(reason: str, message: str = "made to fail", *details: str) -> Hook:
-    """A hook that fails for good, with a type of the closed vocabulary, as the real activities do."""
+    """A hook that fails without retry, with a type of the closed vocabulary, as the real activities do."""
 
     async def fail(request: Any) -> NoReturn:
         raise ApplicationError(message, *details, type=reason, non_retryable=True)
@@ -265,7 +265,7 @@ def fails(reason: str, message: str = "made to fail", *details: str) -> Hook:
 
 
 class Gate:
-    """A hook that stands in an activity until it is opened or cancelled; `entered` tells that it is there.
+    """A hook that waits in an activity until it is opened or cancelled; `entered` is set when it has begun.
 
     A `stubborn` one does not notice a cancel: it answers all the same, as an activity does that was just done.
     """

@@ -30,7 +30,7 @@ class HttpGuest:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Its address."""
         return f"http://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
@@ -126,7 +126,7 @@ async def echo_socket(request: web.BaseRequest) -> web.StreamResponse:
 
 
 async def cdp_version(_: web.BaseRequest) -> web.StreamResponse:
-    """What a browser says of itself; the host in the URL is one that only the browser understands."""
+    """A browser's description of itself; the host in the URL is one that only the browser understands."""
     return web.json_response({"Browser": "Double/1", "webSocketDebuggerUrl": "ws://localhost/devtools/browser/1"})
 
 

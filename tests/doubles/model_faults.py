@@ -1,4 +1,4 @@
-"""How the model server fails on demand, in the words of the servers that fail so."""
+"""Failures of the model server on demand, with the messages of real servers."""
 
 import asyncio
 import math

@@ -92,7 +92,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model says, or how it fails to."""
+    """The model's answer, or its failure."""
 
     content: str | None = None
     reasoning: str | None = None

@@ -29,7 +29,7 @@ def text_of(ids: Sequence[int]) -> str:
 
 
 def image_tokens(width: int, height: int) -> int:
-    """How many tokens an image takes."""
+    """Number of tokens of an image."""
     return max(1, width // PATCH) * max(1, height // PATCH)
 
 

@@ -1,4 +1,4 @@
-"""A Temporal client and a provider of desktops that fail, or answer what they are told to.
+"""A Temporal client and a provider of desktops that fail, or answer as instructed.
 
 For the failures of reconciliation only, which a real server cannot be made to show one by one. What they cannot prove:
 that a real server reports a workflow, a run or a desktop like this; tests/integration/test_janitor.py does that.
@@ -21,7 +21,7 @@ RUNNING, TERMINATED = WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.T
 
 
 def rpc_error(status: RPCStatusCode) -> RPCError:
-    """What the SDK raises when a call fails."""
+    """The SDK's exception for a failed call."""
     return RPCError(f"rehearsed: {status.name}", status, b"")
 
 
@@ -36,7 +36,7 @@ class UnsureTemporal:
     """Workflow id and run id of the listing of running episodes, or an error to raise."""
     on_cancel: RPCError | None = None
     cancels: list[tuple[str, str | None]] = field(default_factory=list)
-    """What was asked to end: workflow id and run id."""
+    """Workflow id and run id of each requested end."""
 
     def get_workflow_handle(self, workflow_id: str, *, run_id: str | None = None) -> "_Handle":
         """A handle for the calls that the Janitor makes."""
@@ -69,7 +69,7 @@ class _Handle:
 
 
 class UnsureProvider(NullProvider):
-    """Desktops are names; the listing and the removal fail when they are told to."""
+    """Desktops are names; the listing and the removal fail on demand."""
 
     def __init__(self, name: str = "null") -> None:
         self.name = name

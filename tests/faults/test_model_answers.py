@@ -13,7 +13,7 @@ from tests.support.waiting import until
 
 BATCH = "answers"
 SLOW_S = 8.0
-"""How long an action leaves the desktop alone: long enough to be killed in."""
+"""Time after an action without further activity: long enough for a kill."""
 
 
 async def test_an_answer_outlives_the_worker(scratch: Path, database_url: str, temporal_server: TemporalServer) -> None:

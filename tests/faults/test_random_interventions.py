@@ -76,7 +76,7 @@ async def test_whatever_is_done_to_episodes_every_row_ends_once(system: System) 
 
 
 async def _tell(system: System) -> None:
-    """What did not end, for whoever reads the failure."""
+    """Rollouts that did not end, for the failure message."""
     for row in await rows(system.ledger, "SELECT * FROM rollout WHERE batch_id = 'chaos' AND state <> 'final'"):
         description = await system.client.get_workflow_handle(row["rollout_key"]).describe()
         print(row["rollout_key"], row["state"], row["current_attempt"], description.status, description.run_id)

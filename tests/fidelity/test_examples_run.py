@@ -26,7 +26,7 @@ Ending = tuple[str, float]
 
 @dataclass
 class Played:
-    """A finished batch as its ledger tells it."""
+    """A finished batch as recorded in its ledger."""
 
     endings: dict[str, set[Ending]]
     """Task → how its samples ended: termination reason and score."""

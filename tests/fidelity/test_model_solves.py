@@ -148,7 +148,7 @@ def _scripted(call: Call) -> list[str]:
 
 
 async def _commands(system: System, batch: str, rollout: str, directory: Path) -> None:
-    """What a person would type."""
+    """Input as a person would type it."""
     shown = await _rollbook(system, "show", rollout, "--json")
     assert json.loads(shown)["admitted"]
     assert "evidence verified" in await _rollbook(system, "evidence", "verify", rollout)

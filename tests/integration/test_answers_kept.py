@@ -243,7 +243,7 @@ async def test_nor_does_one_wait_longer_for_a_connection_than_it_may(step: Step)
 
 
 async def test_what_no_column_takes_is_a_failed_call_with_its_body(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last resort, for what nobody foresaw: here the row refuses a count, because the client let it pass."""
+    """The last resort, for unforeseen errors: here the row refuses a count, because the client let it pass."""
     monkeypatch.setattr("rollbook.policies.client.reply.ChatReply.tokens", lambda *_: "\N{SNOWMAN}")
     step.answers(lambda call: DONE)
     with pytest.raises(ApplicationError, match="the reply cannot be stored"):

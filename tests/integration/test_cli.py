@@ -35,7 +35,7 @@ async def system(
 
 @dataclass
 class Shown:
-    """What a command printed, and its exit code."""
+    """The output of a command and its exit code."""
 
     code: int
     out: str
@@ -409,7 +409,7 @@ async def test_sandboxes_of_another_deployment_are_not_listed(
 async def test_short_client_processes_never_crash_at_exit(
     system: System, environment: None, rollbook: Rollbook, spec_file: Callable[..., str]
 ) -> None:
-    """temporal-notes §0.13: without care, a share of short Temporal clients dies in the interpreter's exit."""
+    """Without an explicit exit, a share of short Temporal clients dies while the interpreter shuts down."""
     await rollbook("submit", spec_file(), "--batch-id", "cli-exit", "--watch")
     busy = asyncio.Semaphore(3)
 

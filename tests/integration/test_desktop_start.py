@@ -24,7 +24,7 @@ from tests.support.system import System, running_system, small_tasks, system_set
 from worker_main import make_worker, queues
 
 NO_IMAGE = "127.0.0.1:9/rollbook/typo:1"
-"""Nobody listens there: a pull is refused at once."""
+"""No server listens there: a pull is refused immediately."""
 
 
 class Hasty(DockerProvider):
@@ -101,7 +101,7 @@ class Started:
 
 
 async def test_a_try_that_stalled_removes_nothing(system: System) -> None:
-    """It wakes up when the next try of its start waits for the same desktop, and Temporal has told it nothing yet."""
+    """It wakes up when the next try of its start waits for the same desktop, and Temporal has not reported it yet."""
     sandboxes, answers = SandboxActivities(system.services), dict[tuple[int, str], bool]()
     nobody, next_one = AttemptRef(rollout_key="b/os/nobody/0", attempt_index=1), asyncio.Event()
     asked = asyncio.Event()

@@ -60,7 +60,7 @@ COMPLETION = (
     "eligible",
     "evidence_source",
 )
-"""Keys of completion evidence: upstream contract §3.3."""
+"""Keys of upstream's completion evidence."""
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ RESPONSE = {
     "agent_contract",
     "execution_context",
 }
-"""Upstream contract §1.9, transport v3."""
+"""Keys of upstream's response envelope, transport v3."""
 
 VERIFIED = (
     "score finished horizon_reached evaluation_completed runtime_eligible runtime_admission_reason "
@@ -215,7 +215,7 @@ async def test_a_callers_identity_goes_out_and_comes_back(kit: Kit, tmp_path: Pa
         if "response" in row:
             contract = row["response"]["trajectory_contract"]
             assert {name: contract[name] for name in said if name != "schema_version"}.items() <= said.items()
-    # an attempt that failed and was run again stands beside its rollout's result: a batch of its own takes it
+    # a failed attempt before its rollout's result: imported into a separate batch
     ended = [row for row in failures if row["_ng_failure_terminal"]]
     await imported(kit, f"{kit.batch_id}-back", [*results, *ended])
     await imported(kit, f"{kit.batch_id}-first", [row for row in failures if row not in ended])
@@ -273,7 +273,7 @@ async def long_batch(kit: Kit, samples: int) -> None:
 
 
 class Routed:
-    """Token arrays of a mixture of experts; only the second call's server told where its tokens went."""
+    """Token arrays of a mixture of experts; only the second call's server reported its experts."""
 
     EXPERTS = (None, [[[0, 7], [3, 1]]])
 

@@ -1,4 +1,4 @@
-"""A guest that answers to do harm: endless, slow, packed, nested. What comes of it is an error of ours, and soon."""
+"""A guest that answers to do harm: endless, slow, packed, nested. The result is a Rollbook error within bounded time."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ async def client(guest: HttpGuest) -> AsyncIterator[GuestClient]:
 
 
 def flood(mebibytes: int) -> Handler:
-    """More than anybody asked for; stops when nobody reads any more."""
+    """More data than requested; stops when the client stops reading."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -133,7 +133,7 @@ async def test_no_start_hangs_on_a_screenshot(guest: HttpGuest) -> None:
 
 
 def big_picture() -> bytes:
-    """Half a megabyte that unpacks to five hundred: its header tells."""
+    """Half a megabyte that unpacks to five hundred, as its header declares."""
     small = png()
     return small[:16] + (13300).to_bytes(4, "big") * 2 + small[24:]
 

@@ -89,7 +89,7 @@ class Bench:
 
 
 def quiet(note: str) -> None:
-    """Nobody listens."""
+    """No server listens."""
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ async def test_a_desktop_without_the_runtimes_tools_fails_setup_and_says_what_is
 async def test_an_engine_that_is_away_does_not_leave_a_phase_half_begun(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it is asked after the claim, the next try finds an interrupted phase, and the attempt is lost."""
+    """If the query comes after the claim, the next try finds an interrupted phase, and the attempt is lost."""
 
     async def silent(port: int) -> Endpoint:
         raise ProviderUnavailable("away")

@@ -1,4 +1,4 @@
-"""What the Janitor concludes, and what it does not, when those whom it asks fail. The ledger is real."""
+"""Conclusions of the Janitor when the services it queries fail. The ledger is real."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -111,7 +111,7 @@ async def test_a_workflow_that_shows_up_again_starts_the_count_anew(house: House
 
 
 async def test_looks_at_short_intervals_are_one(house: House) -> None:
-    """A repeated activity, or somebody who runs `rollbook reconcile` twice: the same silence, seen twice."""
+    """A repeated activity, or `rollbook reconcile` run twice: the same absence, seen twice."""
     key = (await house.kit.keys())[0]
     await house.kit.claim(key)
     for _ in range(4):
@@ -240,7 +240,7 @@ async def test_a_desktop_that_comes_after_its_stop(house: House) -> None:
 
 
 async def test_a_cancel_that_its_batch_did_not_finish(house: House) -> None:
-    """Terminated in mid-cancel: fenced and closed for it, its episodes told to end, admitted results kept."""
+    """Terminated in mid-cancel: fenced and closed for it, its episodes cancelled, admitted results kept."""
     kit = house.kit
     keys = await kit.keys()
     await kit.run(keys[0])

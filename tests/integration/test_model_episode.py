@@ -144,7 +144,7 @@ async def test_what_stays_unparseable_is_evaluated_and_eligible(
 
 
 async def test_a_message_of_no_form_keeps_its_tokens_and_is_rejected(system: System, said: Scenario) -> None:
-    """Upstream contract §3.1, §1.6: evidence is kept whole, the parser rejects it, the evaluator scores."""
+    """Evidence is kept whole, the parser rejects it, the evaluator scores."""
     logprobs = {"content": [{"token": "x", "logprob": -0.5, "bytes": list(range(100))}] * 200}
     choice = {"message": code("pyautogui.click(0.5, 0.5)"), "token_ids": [7] * 200, "logprobs": logprobs}
     choice |= {"routed_experts": [[1, 2]]}

@@ -1,4 +1,4 @@
-"""The double itself: an HTTP client that knows nothing of ours sees a deterministic OpenAI-compatible server."""
+"""The double itself: an HTTP client without Rollbook code sees a deterministic OpenAI-compatible server."""
 
 import base64
 import io

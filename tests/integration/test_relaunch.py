@@ -54,7 +54,7 @@ async def proven(system: System, batch_id: str, planned: int) -> list[str]:
 
 
 async def refusal(system: System, spec: Any, batch_id: str) -> str:
-    """Why the workflow refused."""
+    """The reason of the workflow's refusal."""
     with pytest.raises(WorkflowFailureError) as failure:
         await system.run_batch(spec, batch_id)
     return str(failure.value.cause)

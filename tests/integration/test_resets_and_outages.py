@@ -86,7 +86,7 @@ async def test_a_reset_episode_ends_in_a_correct_row(system: System) -> None:
 
 
 async def own_attempts(system: System, batch_id: str) -> bool:
-    """Whether the newest attempt of every rollout is open and belongs to the run that lives."""
+    """True if the newest attempt of every rollout is open and belongs to the running run."""
     statement = """
         SELECT rollout_key, run_id FROM rollout JOIN attempt USING (rollout_key)
         WHERE batch_id = :id AND attempt_index = current_attempt AND state = 'running'

@@ -65,7 +65,7 @@ async def test_rehearsed_failures_are_masked_never_scored(system: System) -> Non
 
 
 async def test_a_hundred_steps_fit_the_history_budget(system: System) -> None:
-    """DESIGN §3: about 1,200 events and well under 1 MB per 100 steps, no payload above 16 KB."""
+    """Limits of a history: about 1,200 events and well under 1 MB per 100 steps, no payload above 16 KB."""
     spec = null_spec("five", tasks={"ids": ["t000"]}, policy={"kind": "noop", "waits": 99}, limits={"max_steps": 100})
     assert (await system.run_batch(spec, "null-7")).counts.admitted == 1
     history = await system.client.get_workflow_handle("null-7/os/t000/0").fetch_history()

@@ -1,4 +1,4 @@
-"""What calls of the `computer` tool do on a real desktop: the events that a window there receives."""
+"""Effects of calls of the `computer` tool on a real desktop: the events that a window receives."""
 
 import json
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ while True:
 
 @pytest.fixture(scope="module")
 async def desktop(docker_client: docker.DockerClient, desktop_image: str, deployment_id: str) -> AsyncIterator[Desktop]:
-    """A desktop that tells the events it gets; removed when the module is done."""
+    """A desktop that reports its events; removed when the module is done."""
     async with desktops(docker_client, desktop_image, deployment_id) as start:
         started = await start()
         await started.output(f"cat > /tmp/listener.py <<'END'\n{LISTENER}\nEND")

@@ -61,7 +61,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.admitted: dict[str, int] = {}
 
     def do(self, call: Coroutine[Any, Any, T], *allowed: type[Exception]) -> T | None:
-        """Run a call; the refusals that are its right are no failure."""
+        """Run a call; permitted refusals are not failures."""
         try:
             return self.runner.run(call)
         except allowed:
@@ -111,7 +111,7 @@ class LedgerMachine(RuleBasedStateMachine):
             except Fenced:
                 return
             except LedgerConflict as error:
-                # two answers to one step, or an end that the evidence does not bear out: refused, and rightly
+                # two answers to one step, or an end without supporting evidence: refused
                 if not re.search("ended already, with other facts|did not end so|step limit", str(error)):
                     raise
                 return

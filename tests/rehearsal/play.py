@@ -27,7 +27,7 @@ ENDINGS: list[tuple[str, list[dict[str, Any]]]] = [
     ("max_steps", [{"actions": ["WAIT"]}]),
     ("model_response_unparseable", [{"actions": ["WAIT"]}, {"stop": "model_response_unparseable"}]),
 ]
-"""What the policy does, task by task in turn, and how that ends an episode that is evaluated."""
+"""The policy's behaviour, task by task in turn, and the resulting ending of an evaluated episode."""
 OF_CRASHES = {"action_timeout", "evaluation_interrupted", "model_call_failed", "sandbox_lost", "setup_interrupted"}
 """Endings that a crash may bring on: facts of the crash, never a score."""
 
@@ -50,7 +50,7 @@ class Rehearsal:
         )
 
     async def play(self, kills: int) -> None:
-        """All acts; raises AssertionError where a name is missing, doubled or dressed up."""
+        """All acts; raises AssertionError where a rollout is missing, duplicate or wrongly scored."""
         planned = len(self._tasks)
         await self._stage.system.ledger.register_task_set(TASK_SET, self._tasks)
         await self._stage.system.register_script(SCRIPT, self._script())
@@ -99,7 +99,7 @@ class Rehearsal:
         return int(counts.admitted + counts.masked)
 
     async def _all_present(self, title: str, planned: int, samples: int) -> None:
-        """Nobody missing, nobody twice, every score the one that was drawn, and the audit agrees."""
+        """No rollout missing or duplicate, every score as drawn, and the audit agrees."""
         names = await self._stage.rows(
             "SELECT domain, task_id, sample, count(*) AS times FROM rollout_result WHERE batch_id = :id"
             " AND (admitted OR masked) GROUP BY domain, task_id, sample",
@@ -130,7 +130,7 @@ class Rehearsal:
                 assert row["termination_reason"] == self._endings[row["task_id"]][0], f"{title}: {row}"
 
     async def _drawn(self, rollout_key: str, attempt_index: int) -> float | str:
-        """How the do-nothing desktop ends this attempt: its score, or the reason why it has none."""
+        """The do-nothing desktop's end of this attempt: its score, or the reason for its absence."""
         driver = NullDriver(rollout_key, attempt_index)
         contract = contract_of(
             read_spec({"task_set": "rehearsal", "policy": {"kind": "noop"}, "seed": SEED}), Resolved()

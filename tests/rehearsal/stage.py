@@ -20,9 +20,9 @@ from tests.support.system import System, WorkerProcess, running_system, system_s
 T = TypeVar("T")
 
 DOWN_S = 1.0
-"""How long a killed server stays down."""
+"""Time that a killed server stays down."""
 LOST = (DBAPIError, RPCError, OSError, TimeoutError)
-"""What a client meets while a server is down."""
+"""Errors of a client while a server is down."""
 
 Say = Callable[[str], None]
 

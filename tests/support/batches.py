@@ -72,6 +72,6 @@ def controls(fakes: FakeActivities) -> list[Control]:
 
 
 async def details(handle: Handle) -> str:
-    """What the Temporal UI shows of a running workflow."""
+    """Details of a running workflow in the Temporal UI."""
     metadata: WorkflowMetadata = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
     return metadata.current_details

@@ -22,7 +22,7 @@ FLAGS: dict[str, Any] = {
     "nano_cpus": 2_000_000_000,
     "dns": ["127.0.0.1"],
 }
-"""What a provider sets, too."""
+"""Set by providers, too."""
 
 
 class Desktop:

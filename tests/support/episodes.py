@@ -1,6 +1,6 @@
 """Episodes on fake activities and a time-skipping server, for the tests of the Episode workflow.
 
-Every episode is replayed from its history at its end: the workflow is deterministic in all of these stories.
+Every episode is replayed from its history at its end: the workflow is deterministic in all of these cases.
 """
 
 import sysconfig
@@ -93,6 +93,6 @@ async def frozen(env: WorkflowEnvironment, fakes: FakeActivities, lease_s: float
 
 
 async def details(handle: Handle) -> str:
-    """What the Temporal UI shows of a running workflow."""
+    """Details of a running workflow in the Temporal UI."""
     metadata: WorkflowMetadata = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
     return metadata.current_details

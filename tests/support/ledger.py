@@ -45,7 +45,7 @@ def spec_of(**changes: Any) -> BatchSpec:
 
 
 def artifact(name: str) -> ArtifactRef:
-    """A reference to bytes that nobody stored."""
+    """A reference to bytes that were never stored."""
     return ArtifactRef(sha256=digest(name), size_bytes=10, media_type="image/png")
 
 

@@ -46,7 +46,7 @@ DONE = (
 
 
 class Scenario:
-    """What the model answers; a test puts its own in."""
+    """The model's answers; a test sets its own."""
 
     def __init__(self) -> None:
         self.answer: Any = lambda call: DONE

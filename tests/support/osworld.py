@@ -1,4 +1,4 @@
-"""What the tests of the evaluator's runner share: the real environment, a guest double, tasks."""
+"""Shared by the tests of the evaluator's runner: the real environment, a guest double, tasks."""
 
 import os
 from collections.abc import Awaitable, Callable

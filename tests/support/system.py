@@ -119,7 +119,7 @@ def system_settings(directory: Path, database_url: str, deployment_id: str, **ch
 
 @asynccontextmanager
 async def running_system(settings: Settings, temporal_address: str, *, workers: bool = True) -> AsyncIterator[System]:
-    """A migrated ledger, connections and (unless told otherwise) a worker for all roles in this process."""
+    """A migrated ledger, connections and (unless requested otherwise) a worker for all roles in this process."""
     from worker_main import make_worker, queues
 
     assert settings.database_url is not None

@@ -1,4 +1,4 @@
-"""The arrows of DESIGN §1, the purity of `models` and `workflows`, and what the workflow sandbox loads."""
+"""The allowed imports between packages, the purity of `models` and `workflows`, and what the workflow sandbox loads."""
 
 import ast
 import os
@@ -41,7 +41,7 @@ MAY_TAKE = {
     "temporalio": {"workflow", "common", "exceptions"},
     "asyncio": {"CancelledError", "FIRST_COMPLETED", "Lock", "Task", "create_task", "shield"},
 }
-"""What may be taken from a module that also offers a clock, threads, sockets, or an order that is not replayed.
+"""Names allowed from a module that also offers a clock, threads, sockets, or an order that is not replayed.
 
 `asyncio.wait` is missing on purpose: it walks a set. `workflow.wait` does not.
 """
@@ -64,7 +64,7 @@ ARROWS = {
 """Which of our packages each may import."""
 
 ALONE = ("rollbook/osworld/inside", "rollbook/desktop/inside", "infra")
-"""Code that runs elsewhere (the evaluator's environment, the guest): it knows nothing of ours but itself."""
+"""Code that runs elsewhere (the evaluator's environment, the guest): it imports nothing else of Rollbook."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Import:
 
 
 def imports_of(tree: ast.AST, package: str) -> Iterator[Import]:
-    """Every import, wherever it stands; relative ones are resolved against `package`."""
+    """Every import, at any place in the module; relative ones are resolved against `package`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (Import(node.lineno, alias.name) for alias in node.names)
@@ -92,7 +92,7 @@ def imports_of(tree: ast.AST, package: str) -> Iterator[Import]:
 
 
 def impurities(source: str, package: str) -> list[str]:
-    """What a module of `models` or `workflows` must not do, one line per finding."""
+    """Forbidden uses in a module of `models` or `workflows`, one line per finding."""
     tree = ast.parse(source)
     found = [
         f"{one.line}: imports {one.module} {one.name}".rstrip()
@@ -120,7 +120,7 @@ def _may_take(one: Import) -> bool:
 
 
 def wrong_arrows(source: str, package: str, module: str) -> list[str]:
-    """Imports of ours that the arrows do not allow, one line per finding."""
+    """Imports between packages that are not allowed, one line per finding."""
     imports = imports_of(ast.parse(source), module)
     return [
         f"{one.line}: imports {one.module}" for one in imports if one.top in OURS and one.top not in ARROWS[package]

@@ -1,4 +1,4 @@
-"""What the Temporal UI shows of an episode: Markdown that its renderer does not run together."""
+"""Details of an episode in the Temporal UI: Markdown that its renderer does not run together."""
 
 from models.episode import AttemptRef, DesktopRef, EpisodePlan, Observation
 from models.evidence import ArtifactRef

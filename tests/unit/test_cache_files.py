@@ -1,4 +1,4 @@
-"""What setup and postconfig leave in OSWorld's cache for the evaluator, and what they cannot smuggle with it."""
+"""Files that setup and postconfig leave in OSWorld's cache for the evaluator, and files that are refused."""
 
 import os
 from pathlib import Path

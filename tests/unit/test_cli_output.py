@@ -1,4 +1,4 @@
-"""How the CLI prints: clean cells, aligned tables, one JSON document."""
+"""Output of the CLI: clean cells, aligned tables, one JSON document."""
 
 import json
 from datetime import UTC, datetime

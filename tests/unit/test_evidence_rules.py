@@ -210,7 +210,7 @@ MEMBER = {
 
 def test_loss_bears_what_was_sampled_and_admitted() -> None:
     assert [one["loss_spans"] for one in rows_of(loaded(APPENDING), MEMBER)] == [[[0, 2]], [[0, 1]]]
-    untrained = MEMBER | {"trainable": False}  # masked at run time, or for training, or nobody's identity
+    untrained = MEMBER | {"trainable": False}  # masked at run time, or for training, or without a trainer's identity
     assert [one["loss_spans"] for one in rows_of(loaded(APPENDING), untrained)] == [[], []]
 
 

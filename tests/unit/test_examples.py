@@ -1,4 +1,4 @@
-"""The examples are input that works as it stands: valid, complete, and consistent with each other."""
+"""The examples work unchanged: valid, complete, and consistent with each other."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_every_file_of_the_quickstart_set_is_listed() -> None:
 
 
 def test_quickstart_shows_every_kind_of_ending() -> None:
-    """What the demonstration promises: success, a fraction, an infeasible task, a step limit, an honest failure."""
+    """Endings of the demonstration: success, a fraction, an infeasible task, a step limit, an honest failure."""
     expected = _load(EXAMPLES / "quickstart" / "expected.json")
     assert expected.keys() == _tasks("quickstart").keys()
     endings = [(one["termination_reason"], one["score"]) for one in expected.values()]
@@ -91,7 +91,7 @@ def test_batches_are_valid_and_name_what_exists(path: Path) -> None:
 
 
 def test_steps_fit_the_limit_except_where_the_limit_is_the_point() -> None:
-    """A script that is one step too long would end in max_steps without anybody having meant it."""
+    """A script that is one step too long would end in max_steps by mistake."""
     limit = read_spec(_load(EXAMPLES / "batches" / "quickstart.json")).limits.max_steps
     expected = _load(EXAMPLES / "quickstart" / "expected.json")
     for task_id, script in _script("quickstart").tasks.items():

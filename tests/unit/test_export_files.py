@@ -1,4 +1,4 @@
-"""Files that belong together: killed at any moment, the marker never stands beside files of another set."""
+"""Files that belong together: killed at any moment, the marker never exists next to files of another set."""
 
 import multiprocessing
 import os
@@ -76,5 +76,5 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
         files.write(first, b"1")
         files.write(second, b"2")
         files.publish()
-        write_whole(second, [b"theirs"])  # ours is in its place: nobody waits for us any more
+        write_whole(second, [b"theirs"])  # the own file is in place: no other process waits for it
     assert found_in(tmp_path) == {"first": "1", "second": "theirs"}

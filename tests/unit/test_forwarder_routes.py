@@ -1,4 +1,4 @@
-"""Where the forwarder sends a request, with which headers, and how it rewrites CDP listings."""
+"""Targets and headers of forwarded requests, and rewritten CDP listings."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Commands in the guest: what they print is kept wherever there is no room on a disk, and nobody waits for it."""
+"""Commands in the guest: their output is kept when the disk is full, without waiting for background programs."""
 
 import importlib
 import os

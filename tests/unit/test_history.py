@@ -1,4 +1,4 @@
-"""History policies against the sequences and ids of upstream contract §4, and what must hold for all of them."""
+"""History policies against upstream's sequences and ids, and properties of all of them."""
 
 from typing import Any
 

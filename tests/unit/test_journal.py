@@ -45,7 +45,7 @@ class DesktopRef:
         return len(self.marks.read_text().splitlines()) if self.marks.exists() else 0
 
     def spoil_the_record(self, text: str) -> None:
-        """What an agent can do that finds the journal."""
+        """Attacks of an agent that finds the journal."""
         (record,) = Path(journal.JOURNAL_DIR).glob("*.result")
         record.write_text(text)
 
@@ -284,7 +284,7 @@ async def test_a_guest_without_python_is_named(desktop: DesktopRef) -> None:
 
 
 async def test_a_full_disk_cannot_make_an_action_run_twice(desktop: DesktopRef, tmp_path: Path) -> None:
-    """The result cannot be written: the claim stands, the action is in doubt at worst, and is not begun again."""
+    """The result cannot be written: the claim remains, the action is in doubt at worst, and is not begun again."""
     blocked = f"{desktop.mark}; import os; os.chmod({str(tmp_path / 'journal')!r}, 0o500); os.link = None"
     result = await desktop.perform("op", blocked)
     assert (result.status, desktop.executions()) == ("in_doubt", 1)

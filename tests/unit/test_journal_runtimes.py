@@ -1,4 +1,4 @@
-"""What the runtimes make of an action, before any guest sees it."""
+"""Code that the runtimes produce from an action, without a guest."""
 
 import ast
 

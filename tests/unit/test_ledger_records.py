@@ -1,4 +1,4 @@
-"""What the ledger takes: scores are numbers within 0..1 or nothing, and nothing is made up."""
+"""Values that the ledger accepts: scores are numbers within 0..1 or nothing, and nothing is made up."""
 
 import math
 from typing import Any

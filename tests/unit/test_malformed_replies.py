@@ -58,7 +58,7 @@ def row_of(reply: ChatReply, parsed: Parsed) -> ModelCall:
 
 
 def assert_storable(row: ModelCall) -> None:
-    """What text, jsonb and integer columns take."""
+    """Values that text, jsonb and integer columns accept."""
     for count in (row.prompt_tokens, row.completion_tokens):
         assert count is None or 0 <= count < 2**31
     kept = canonical_json(row.model_dump(mode="python"))  # raises for NaN and infinities
@@ -98,7 +98,7 @@ anything = st.recursive(
 
 
 def whole_reply() -> dict[str, Any]:
-    """A right reply with every member that is read, wherever a server may put it."""
+    """A valid reply with every member that is read, in every place where a server may put it."""
     function = {"name": "computer", "arguments": {"action": "click", "coordinate": [0.5, 0.5], "button": "left"}}
     arrays = {"token_ids": [3, 4], "routed_experts": [[[1, 2]], [[3, 4]]], "prompt_token_ids": [1, 2]}
     choice = {
@@ -220,7 +220,7 @@ ARRAYS = {"token_ids": [3, 4], "logprobs": {"content": [{"logprob": -0.5}, {"log
     ],
 )
 def test_what_is_no_message_keeps_its_tokens_and_is_rejected(message: Any, content: str | None, kind: str) -> None:
-    """Upstream contract §3.1: the raw content goes to the parser, which rejects it."""
+    """The raw content goes to the parser, which rejects it."""
     reply = read({"choices": [{"message": message, "finish_reason": "stop", **ARRAYS}], "prompt_token_ids": [1, 2]})
     assert reply.normalization_error
     assert reply.content == content

@@ -1,4 +1,4 @@
-"""The runtime admission decision: upstream contract §1.4 and §1.7, numbers 1, 5 and 8."""
+"""The runtime admission decision and its invariants."""
 
 import pytest
 

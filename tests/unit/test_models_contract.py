@@ -1,4 +1,4 @@
-"""The agent contract: parity, overlays, legacy knobs, removed switches (upstream contract §3.4, §4 end)."""
+"""The agent contract: parity, overlays, legacy knobs, removed switches."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the Janitor may be asked."""
+"""Valid requests to the Janitor."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Facts, classification, reward and retries: upstream contract §1.3-1.8, DESIGN §3."""
+"""Facts, classification, reward and retries."""
 
 import itertools
 import math
@@ -165,7 +165,7 @@ def legal_facts(draw: st.DrawFn) -> OutcomeFacts:
 
 @given(legal_facts())
 def test_invariants_hold_for_all_legal_facts(facts: OutcomeFacts) -> None:
-    """Upstream contract §1.7, numbers 2, 3, 5, 6, 7, 10 and 11."""
+    """Invariants of docs/reference/upstream-contract.md over all combinations of facts."""
     found = classify(facts)
     if found.runtime_eligible:
         assert facts.evaluation_completed
@@ -263,7 +263,7 @@ def test_the_vocabulary_is_frozen() -> None:
     assert VALID == "valid_evaluated_outcome"
 
 
-# upstream contract §1.3, from the strongest
+# precedence, from the strongest
 UPSTREAM_ORDER = [
     Infra.TIMEOUT,
     Infra.MODEL_TIMEOUT,
@@ -297,7 +297,7 @@ def test_the_order_in_which_things_failed_does_not_matter(reasons: list[Infra]) 
     assert first_reason(reasons) in reasons
 
 
-# DESIGN §3, "new attempt?", row by row
+# endings that earn a new attempt, one by one
 YES = {
     Infra.SANDBOX_START_FAILED,
     Infra.SANDBOX_LOST,

@@ -1,4 +1,4 @@
-"""Caller identity: complete or refused, and the ids that follow from it (upstream contract §2.1)."""
+"""Caller identity: complete or refused, and the ids that follow from it."""
 
 import hashlib
 from typing import Any
@@ -70,7 +70,7 @@ def test_groups_of_the_chosen_tasks() -> None:
 
 
 def test_two_events_have_one_contract() -> None:
-    """Who asked for a rollout is not what it means: batches of several events can be compared."""
+    """The caller of a rollout is not part of its meaning: batches of several events can be compared."""
     first, second = (
         read_spec(spec({"sampling_event_id": event, "source_group_id": "g"})) for event in ("event-1", "event-2")
     )

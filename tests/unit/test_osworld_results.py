@@ -1,4 +1,4 @@
-"""What a phase's facts come to. The guest's failures win over everything, and nothing but a whole look is a score."""
+"""Results of a phase's facts. The guest's failures take precedence, and only a completed evaluation gives a score."""
 
 from typing import Any
 
@@ -146,7 +146,7 @@ def test_setup_counts_only_when_it_returned_true(value: Any) -> None:
 
 
 class NumpyLike:
-    """Stands for numpy's scalars, which are no Python numbers; numpy itself is not installed here."""
+    """A double of numpy's scalars, which are not Python numbers; numpy itself is not installed here."""
 
     def __init__(self, plain: Any) -> None:
         self.plain = plain

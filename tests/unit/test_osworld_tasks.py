@@ -1,4 +1,4 @@
-"""What is known of a task before any desktop runs: names the evaluator lacks, files it would fetch."""
+"""Checks of a task without a desktop: names the evaluator lacks, files it would fetch."""
 
 import uuid
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reading pyautogui code out of replies: the parser contract of upstream §4, and that nothing else ever runs."""
+"""Reading pyautogui code out of replies: upstream's parser rules, and that nothing else ever runs."""
 
 import ast
 

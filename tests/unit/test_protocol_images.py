@@ -42,7 +42,7 @@ def test_scaled_images_have_the_size_that_is_recorded() -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "LA", "1"])
 def test_equal_pictures_give_equal_bytes(mode: str) -> None:
-    """Whatever the file told besides its pixels."""
+    """Metadata of the file besides its pixels."""
     first, _ = scale_png(png((320, 180), mode, Software="a"), target=(100, 60))
     second, _ = scale_png(png((320, 180), mode, Software="b", When="now"), target=(100, 60))
     assert hashlib.sha256(first).digest() == hashlib.sha256(second).digest()

@@ -38,7 +38,7 @@ def _keeper(directory: Path, code: str) -> Keeper:
 
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - a process tells nobody
+        while not condition():  # noqa: ASYNC110 - a process sends no notification
             await asyncio.sleep(0.02)
 
 

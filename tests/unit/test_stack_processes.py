@@ -1,4 +1,4 @@
-"""Processes are known by pid and start time: nobody else's is ever signalled."""
+"""Processes are identified by pid and start time: no other process is ever signalled."""
 
 import asyncio
 import os

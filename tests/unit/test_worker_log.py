@@ -1,4 +1,4 @@
-"""What a worker logs."""
+"""Log lines of a worker."""
 
 import io
 import logging
@@ -10,7 +10,7 @@ from worker_main import refused_in_a_line
 
 
 def logged(error: Exception) -> str:
-    """What one failed activity leaves in the log."""
+    """Log lines of one failed activity."""
     out = io.StringIO()
     logger = logging.Logger("t")
     logger.addHandler(logging.StreamHandler(out))

@@ -1,4 +1,4 @@
-"""A cancel, wherever it finds a batch: the batch is closed once, and the workflow ends as cancelled."""
+"""A cancel at every point of a batch: the batch is closed once, and the workflow ends as cancelled."""
 
 import asyncio
 

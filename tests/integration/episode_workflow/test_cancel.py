@@ -1,4 +1,4 @@
-"""A cancel, wherever it finds an episode: on record once, the desktop stopped once, no further attempt."""
+"""A cancel at every point of an episode: on record once, the desktop stopped once, no further attempt."""
 
 import asyncio
 from collections.abc import Callable
@@ -44,7 +44,7 @@ async def test_a_cancel_ends_the_episode_wherever_it_is(
     await gate.entered.wait()
     await handle.cancel()
     if activity == names.CLAIM:
-        gate.opened.set()  # a claim is never cut short: nobody would know what it left in the ledger
+        gate.opened.set()  # a claim is never cut short: its effect in the ledger would be unknown
     await ends_cancelled(handle)
     assert fakes.outcome.facts.infrastructure_failure_reason is Infra.CANCELLED
     assert fakes.count(names.FINALIZE) == fakes.count(names.STOP_SANDBOX) == fakes.count(names.CLAIM) == 1

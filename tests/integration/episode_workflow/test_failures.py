@@ -1,4 +1,4 @@
-"""What failures of activities mean for an episode: facts, evaluation, new attempts."""
+"""Consequences of failed activities for an episode: facts, evaluation, new attempts."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

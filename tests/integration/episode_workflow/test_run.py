@@ -1,4 +1,4 @@
-"""The Episode workflow on fake activities: what it calls, in which order, and what it tells the ledger."""
+"""The Episode workflow on fake activities: its calls, their order, and its reports to the ledger."""
 
 from collections.abc import Callable
 from typing import Any
@@ -84,7 +84,7 @@ async def test_output_that_stays_unreadable_is_scored(env: WorkflowEnvironment, 
 
 
 async def test_a_step_without_an_action_looks_again(env: WorkflowEnvironment, fakes: FakeActivities) -> None:
-    """Upstream does not (contract §8 b): its next decision sees a stale screen."""
+    """Upstream does not: its next decision sees a stale screen."""
     fakes.decisions = [Decision(action_count=0), Decision(terminal_action="DONE")]
     changed = Acted.model_validate(
         {"observation": {"screenshot": {"sha256": "f" * 64, "size_bytes": 2, "media_type": "x"}}}
@@ -150,7 +150,7 @@ async def test_a_run_that_was_overtaken_cleans_up_and_says_nothing(
 async def test_a_run_whose_attempt_is_anothers_claims_one_of_its_own(
     env: WorkflowEnvironment, fakes: FakeActivities, activity: str, resets: int
 ) -> None:
-    """What `temporal workflow reset` leaves: the history holds the claims of runs that are gone."""
+    """The history after `temporal workflow reset`: it holds the claims of runs that are gone."""
 
     async def claim(request: ClaimRequest) -> Claimed:
         claimed = fakes.claimed(request.n)

@@ -21,7 +21,7 @@ from rollbook.ledger import Ledger, ModelCall, tables
 from tests.support.ledger import NAMESPACE, Kit, behind_the_guards, make_tasks, ref, rows, spec_of
 
 COSMETIC = {
-    # control and times that prove nothing: they may change at any time, by anybody who may work on the batch
+    # control and times that prove nothing: they may change at any time, by every role that may work on the batch
     "batch": {
         "paused",
         "frozen",

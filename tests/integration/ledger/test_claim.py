@@ -1,4 +1,4 @@
-"""Claim: one open attempt at a time, whoever comes late is fenced."""
+"""Claim: one open attempt at a time, later writers are fenced."""
 
 import asyncio
 from typing import Any

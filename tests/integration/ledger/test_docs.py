@@ -93,7 +93,7 @@ async def test_3_which_are_masked_and_why(ask: Ask, worked: Worked) -> None:
 
 
 async def test_4_which_reasons_mask_most(ask: Ask) -> None:
-    """What masks is the decision, not how the attempt ended: two of the three answered DONE."""
+    """The decision masks, not the ending of the attempt: two of the three answered DONE."""
     assert await ask(4) == [("action_in_doubt", 1), ("leaked", 1), ("timeout", 1)]
     assert await ask(4, "nightly-6") == [("timeout", 1)]
 
@@ -262,7 +262,7 @@ async def test_every_column_of_every_view_is_named(ledger: Ledger) -> None:
 
 
 async def test_every_documented_type_is_the_databases(ledger: Ledger) -> None:
-    """What a reader sees in `\\d` is what the page says, for every column of every table."""
+    """The page equals the comments that `\\d` prints, for every column of every table."""
     query = """
         SELECT attrelid::regclass::text || '.' || attname AS name, attnotnull AS required,
                format_type(atttypid, atttypmod) AS type, attgenerated <> '' AS generated

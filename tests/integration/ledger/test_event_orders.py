@@ -1,4 +1,4 @@
-"""Attempts to make the ledger lie by orders of events that nobody planned for."""
+"""Attempts to make the ledger lie by unplanned orders of events."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ async def test_a_row_refused_by_a_stop_is_not_queued_afterwards(kit: Kit) -> Non
     await kit.ledger.set_control(Control(batch_id=kit.batch_id, verb="stop"))
     assert (await kit.claim(key)).status == "stopping"
     await kit.ledger.mark_queued([key], again=True)
-    assert await kit.ledger.in_flight(kit.batch_id) == []  # else the stop would wait for nobody
+    assert await kit.ledger.in_flight(kit.batch_id) == []  # else the stop would wait without end
 
 
 async def test_a_row_that_was_queued_before_a_stop_is_started_once_more(kit: Kit) -> None:
@@ -33,7 +33,7 @@ async def test_a_row_that_was_queued_before_a_stop_is_started_once_more(kit: Kit
 
 
 async def test_a_running_launch_does_not_care_what_its_names_mean_now(kit: Kit, ledger: Ledger) -> None:
-    """A batch that continues as new registers again; meanwhile somebody registered the set with a changed task."""
+    """A batch that continues as new registers again; meanwhile the set was registered with a changed task."""
     await kit.register("launch-1")
     changed = [make_task(0, "chrome", "do something else"), *kit.tasks[1:]]
     await ledger.register_task_set("tasks", changed)

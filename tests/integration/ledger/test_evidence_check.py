@@ -1,4 +1,4 @@
-"""Ends that the evidence does not bear out: masked with a reason by finalize, refused from anybody else."""
+"""Outcomes without supporting evidence: masked with a reason by finalize, refused from every other writer."""
 
 from typing import Any
 

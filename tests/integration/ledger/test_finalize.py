@@ -15,7 +15,7 @@ from tests.support.ledger import Kit, rows
 
 
 async def ended(kit: Kit, key: str, score: float | None = 0.4, **changes: Any) -> Any:
-    """Claim, evaluate (unless told otherwise) and end one attempt."""
+    """Claim, evaluate (unless requested otherwise) and end one attempt."""
     claim = await kit.claim(key)
     if score is not None:
         await kit.evaluate(key, claim.attempt_index, "run-1", score)
@@ -78,7 +78,7 @@ async def test_an_evaluation_whose_answer_was_lost_counts_all_the_same(kit: Kit)
 
 
 async def test_a_failure_keeps_the_score_and_masks_it(kit: Kit) -> None:
-    """Upstream contract §1.7.7: infrastructure failure is ineligible whatever the score."""
+    """An infrastructure failure is ineligible whatever the score."""
     key = (await kit.keys())[0]
     done = await ended(kit, key, 1.0, infrastructure_failure_reason="timeout", evaluation_completed=True)
     assert (done.admitted, done.score, done.reward, done.termination_reason) == (False, 1.0, 1.0, "timeout")
@@ -270,7 +270,7 @@ async def test_the_databases_classification_is_the_models(ledger: Ledger) -> Non
 
 
 async def test_score_is_the_evaluators_even_for_raw_sql(kit: Kit) -> None:
-    """The guard compares an outcome with the evaluation row, whoever writes it."""
+    """The guard compares an outcome with the evaluation row for every writer."""
     key = (await kit.keys())[0]
     await kit.claim(key)
     await kit.evaluate(key, 1, "run-1", 0.25)

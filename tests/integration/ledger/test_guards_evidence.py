@@ -84,7 +84,7 @@ def test_the_vocabulary_is_the_policies() -> None:
 
 
 async def test_an_end_without_a_call_is_refused_and_found(victim: Kit, ledger: Ledger) -> None:
-    """Nobody said DONE, and no step was taken."""
+    """No call answered DONE, and no step was taken."""
     done, horizon, early, *_ = await victim.keys()
     for key in (done, horizon, early):
         await victim.claim(key)
@@ -238,7 +238,7 @@ async def test_the_first_decision_is_the_classification(victim: Kit) -> None:
 async def test_nobody_decides_in_anothers_name(
     victim: Kit, ledger: Ledger, scope: str, said: dict[str, str], refusal: str
 ) -> None:
-    """A timeout with a full score: by hand it may be admitted, with a reason; no policy of ours would do it."""
+    """A timeout with a full score: by hand it may be admitted, with a reason; no built-in policy would do it."""
     identity = {"sampling_event_id": victim.batch_id, "source_group_ids": {t.task_id: t.task_id for t in victim.tasks}}
     key = (await victim.keys(identity=identity))[0]
     await victim.claim(key)

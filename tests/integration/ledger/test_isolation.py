@@ -1,4 +1,4 @@
-"""Snapshots: whoever writes the ledger under REPEATABLE READ would decide on what was true before the lock."""
+"""Snapshots: a writer under REPEATABLE READ would decide on the state before its lock."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -46,7 +46,7 @@ async def test_an_old_snapshot_writes_nothing(kit: Kit, worker: Ledger, level: s
 
 @pytest.fixture
 async def odd(ledger: Ledger, ledger_url: str) -> AsyncIterator[Ledger]:
-    """The ledger in a database that is REPEATABLE READ unless told otherwise."""
+    """The ledger in a database that is REPEATABLE READ unless requested otherwise."""
     said = "default_transaction_isolation"
     async with ledger.engine.connect() as conn:
         name = await conn.scalar(text("SELECT current_database()"))
@@ -60,7 +60,7 @@ async def odd(ledger: Ledger, ledger_url: str) -> AsyncIterator[Ledger]:
 
 
 async def test_the_database_may_have_another_default(odd: Ledger) -> None:
-    """The Janitor waits for the lock of whoever commits the evaluation, and sees it then."""
+    """The Janitor waits for the lock of the writer that commits the evaluation, and sees it then."""
     kit = Kit(odd, batch_id="odd", tasks=make_tasks(6))
     await odd.register_task_set("tasks", kit.tasks)
     key = (await kit.keys())[0]

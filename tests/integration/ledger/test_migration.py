@@ -1,4 +1,4 @@
-"""Migrating while workers write: nobody is aborted for it, and what is in the way of a migration is named."""
+"""Migrating while workers write: no worker is aborted, and transactions that block a migration are named."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""One look before a step: what it tells, and that what it remembers never replaces the fence."""
+"""One read before a step: its result, and that its cache never replaces the fence."""
 
 import pytest
 

@@ -139,7 +139,7 @@ async def test_pass_k_of_a_batch(played: Kit) -> None:
 
 
 async def test_why_masked_is_the_decision_not_the_ending(kit: Kit) -> None:
-    """Two endings under one reason are summed, and one ending under two reasons is told apart."""
+    """Two endings under one reason are summed, and one ending under two reasons is distinguished."""
     keys = await kit.keys(tasks={"ids": ["task-000"]}, samples=5)
     for key in keys[:2]:
         await kit.run(key)

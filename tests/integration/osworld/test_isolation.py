@@ -1,4 +1,4 @@
-"""What the evaluator can reach from its cage, and what stays outside of it."""
+"""Resources that the isolated evaluator can reach, and those that it cannot."""
 
 import asyncio
 import json

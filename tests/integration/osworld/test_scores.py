@@ -1,4 +1,4 @@
-"""The real evaluator in its real environment, against a guest double: what it scores, and what is no score.
+"""The real evaluator in its real environment, against a guest double: scores, and results that are not scores.
 
 What the double cannot prove (that a desktop is set up and scored, what `docker kill` looks like) is in
 ../test_osworld_desktop.py.
@@ -207,7 +207,7 @@ async def test_a_browser_that_leads_elsewhere_gives_no_score(run: Run, guest: Ht
 
 
 async def test_a_reset_is_not_outlived_by_a_retry_that_works(run: Run, guest: HttpGuest) -> None:
-    """Canonical `get_file` tries three times and says nothing of the first two."""
+    """Canonical `get_file` tries three times and does not report the first two."""
 
     async def first_time(request: web.BaseRequest) -> web.StreamResponse:
         guest.routes["/file"] = b"yes\n"
