@@ -153,7 +153,7 @@ class CallError(ModelCallFailed):
     failure_kind: ClassVar[Literal["context_overflow", "transport_error"]] = "transport_error"
     """Kind of the failed call."""
     repeatable: ClassVar[bool] = False
-    """Whether the same request may succeed later."""
+    """True if the same request may succeed later."""
 
     def __init__(self, message: str, *, status: int | None = None, body: bytes = b"") -> None:
         # redaction needs the settings, which need this module
@@ -191,7 +191,7 @@ class BadRequest(CallError):
 
 
 class TransportFailed(CallError):
-    """No reply, half a reply, a server error, or something that is no chat completion."""
+    """No reply, half a reply, a server error, or a body that is not a chat completion."""
 
     repeatable = True
 

@@ -1,6 +1,6 @@
 """Deciding calls: the rule "this call decides its step" becomes a generated column, the one definition of it.
 
-Adding a stored column rewrites `model_call` once, while nobody can write to it. Row digests are over named columns,
+Adding a stored column rewrites `model_call` once, while writers are locked out. Row digests are over named columns,
 so those of existing rows stay as they are.
 """
 

@@ -143,7 +143,7 @@ def _contract(source: Source) -> RecordedContract:
 
 
 async def _open(conn: AsyncConnection, source: Source, contract: RecordedContract) -> bool:
-    """Whether the batch is new; raises SpecConflict when it is another one."""
+    """True if the batch is new; raises SpecConflict when it is another one."""
     row = {
         "batch_id": source.batch_id,
         "deployment_id": source.deployment_id,

@@ -1,7 +1,7 @@
 """Brings a database to the current schema while workers use it.
 
 Tables change by Alembic revisions, in one of two phases: `pre` revisions are applied before new workers are started and
-only add what the old ones can live with; `post` revisions (checks that are validated, what nobody uses any more) after
+only add what the old ones can live with; `post` revisions (checks that are validated, removal of unused parts) after
 the last old worker is gone. Row digests, guards, views and grants follow the last `pre` revision.
 
 Each phase is one transaction: a failure leaves the database as it was. See rollbook.ledger.schema for its locks.

@@ -1,4 +1,4 @@
-"""What goes into and comes out of the ledger's calls, where `models` has no type for it."""
+"""Inputs and results of the ledger's calls, where `models` has no type for them."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -49,7 +49,7 @@ class RegisteredSet:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What the registration of a batch found or made (see models.batch.RegisteredBatch)."""
+    """Result of registering a batch (see models.batch.RegisteredBatch)."""
 
     batch_id: str
     planned: int
@@ -110,7 +110,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class AttemptContext:
-    """What an activity needs to know of the attempt it works for."""
+    """The attempt that an activity works for."""
 
     rollout_key: str
     attempt_index: int
@@ -134,7 +134,7 @@ class AttemptContext:
 
 
 class ModelCall(Wire):
-    """One call of the policy for one step; parser retries are calls of their own (upstream contract §3.1)."""
+    """One call of the policy for one step; parser retries are calls of their own."""
 
     step: int = Field(ge=1)
     parse_attempt: int = Field(default=1, ge=1)
@@ -199,18 +199,18 @@ class StoredTurn:
     step: int
     observation: Observation
     actions: list[dict[str, Any]]
-    """What came of each action; `status` is ok, raised, timeout, in_doubt or refused."""
+    """Result of each action; `status` is ok, raised, timeout, in_doubt or refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSoFar:
-    """What an activity needs to know before it works on a step of its attempt."""
+    """State of an attempt before an activity works on a step of it."""
 
     context: AttemptContext
     call: StoredCall | None
     """The call that decided the step; None before it."""
     turn: StoredTurn | None
-    """What the step did; None before it."""
+    """The step's turn; None before it."""
 
 
 class Evaluation(Wire):
@@ -277,7 +277,7 @@ class Suspect:
     batch_id: str
     state: Literal["queued", "running"]
     attempt_index: int | None
-    """The open attempt; None for a row that was queued or stands between attempts."""
+    """The open attempt; None for a row that was queued or is between attempts."""
     run_id: str
     """Run of the open attempt; empty without one."""
     since: datetime

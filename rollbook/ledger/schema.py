@@ -35,13 +35,13 @@ SCRIPTS = ("row_digests.sql", "guards.sql", "views.sql", "grants.sql")
 GATE = "rollout"
 """Every write of an episode locks its row here before anything else (see rollbook.ledger.fence)."""
 LOCK_TIMEOUT_S = 3
-"""How long a migration queues for a table, and so how long it may delay later statements on it."""
+"""Time that a migration waits for a table, and so may delay later statements on it."""
 POLL_S = 2.0
-"""How long it requests the other tables while it holds the gate."""
+"""Time for which it requests the other tables while it holds the gate."""
 TRIES = 8
 """Tries of the whole, with growing pauses: about a minute and a half in all."""
 OTHERS_S = 600
-"""How long it waits for another migration, holding nothing."""
+"""Time that it waits for another migration, holding no lock."""
 
 _MIGRATIONS = 7_461_203_351
 _NOT_AVAILABLE, _DEADLOCK = "55P03", "40P01"

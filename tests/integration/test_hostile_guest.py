@@ -1,4 +1,4 @@
-"""A guest that answers to do harm: endless, slow, packed, nested. The result is a Rollbook error within bounded time."""
+"""A guest that answers to do harm: endless, slow, packed, nested. A Rollbook error follows within bounded time."""
 
 import asyncio
 import contextlib

@@ -152,7 +152,7 @@ async def test_a_timed_out_episode_is_closed_and_runs_again(system: System) -> N
 
 
 async def test_a_terminated_episode_is_superseded_by_the_next(system: System) -> None:
-    """Without reconciliation: the next run closes what the terminated one left, and takes no attempt from the budget."""
+    """No reconciliation: the next run closes what the terminated one left, and takes no attempt from the budget."""
     key = await plan(system, "terminated", max_attempts=1)
     handle = await episode(system, key)
     await playing(system, key)
@@ -164,7 +164,7 @@ async def test_a_terminated_episode_is_superseded_by_the_next(system: System) ->
 
 
 async def test_a_batch_does_not_wait_for_ever_for_a_desktop(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A desktop that cannot be stopped delays the end of its batch by a fixed time, whatever the length of a pump call."""
+    """A desktop that cannot be stopped delays its batch by a fixed time, whatever the length of a pump call."""
     monkeypatch.setattr(pump, "DESKTOPS_WAIT_S", 7.0)
     assert system.settings.pump_slice_s < pump.DESKTOPS_WAIT_S
     key = await plan(system, "left-over")

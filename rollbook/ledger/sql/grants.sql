@@ -8,7 +8,7 @@ DECLARE
     role_ text;
     view_ text;
 BEGIN
-    -- A temporary table can bear a ledger table's name; the guards are not deceived by that, and nobody needs any.
+    -- A temporary table can have a ledger table's name; triggers are not affected, and no role needs one.
     IF (SELECT pg_has_role(datdba, 'USAGE') FROM pg_database WHERE datname = current_database()) THEN
         EXECUTE format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
     END IF;

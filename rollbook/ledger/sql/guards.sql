@@ -180,7 +180,7 @@ BEGIN
     IF EXISTS (SELECT FROM outcome WHERE rollout_key = NEW.rollout_key AND attempt_index = newest
             AND next_state = 'final')
         AND NOT EXISTS (SELECT FROM rerun_request WHERE rollout_key = NEW.rollout_key AND after_attempt = newest) THEN
-        RAISE EXCEPTION 'rollout %: attempt % was the last one, nobody asked for another', NEW.rollout_key, newest
+        RAISE EXCEPTION 'rollout %: attempt % was the last one, no other was requested', NEW.rollout_key, newest
             USING ERRCODE = 'RB001', HINT = 'ask for a rerun';
     END IF;
     RETURN NEW;
@@ -324,7 +324,7 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- SECURITY DEFINER: nobody but this trigger may count decisions.
+-- SECURITY DEFINER: only this trigger may count decisions.
 CREATE OR REPLACE FUNCTION guard_admission() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     newest integer;
@@ -556,7 +556,7 @@ CREATE CONSTRAINT TRIGGER rerun_taken_up AFTER INSERT ON rerun_request
 
 -- Names ---------------------------------------------------------------------------------------------------------
 
--- A trigger runs with the search_path of whoever fires it, and there temporary tables come first.
+-- A trigger runs with the search_path of the role that fires it, and there temporary tables come first.
 DO $$
 DECLARE
     name text;

@@ -2,7 +2,7 @@
 --
 -- Loaded by every migration run (rollbook.ledger.migrate): dropped and created as a whole, they hold no data.
 -- A domain '(all)' is the whole batch. "of planned" counts what is masked or not final as no success and score 0;
--- "of admitted" leaves it out. Both are always there, so that nobody has to guess the denominator.
+-- "of admitted" leaves it out. Both are always there, so that the denominator is explicit.
 -- Each row counts twice, for its domain and for '(all)': GROUPING SETS would keep `WHERE batch_id = …` from reaching the
 -- tables, and a ledger of years would be read from end to end for one batch.
 

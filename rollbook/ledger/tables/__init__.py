@@ -29,7 +29,7 @@ INSERT_ONLY = (
     turn,
     model_call,
 )
-"""Rows of these are never changed or deleted, by anybody."""
+"""Rows of these are never changed or deleted, by any role."""
 
 __all__ = [
     "INSERT_ONLY",

@@ -1,4 +1,4 @@
-"""What happened: attempts, their ends, evaluations, admission decisions, and the leases of desktops."""
+"""Attempts, their ends, evaluations, admission decisions, and the leases of desktops."""
 
 from sqlalchemy import Boolean, Column, Computed, ForeignKey, Index, Table, UniqueConstraint, Uuid
 from sqlalchemy import text as text_
@@ -31,7 +31,7 @@ TERMINATION = """CASE
     WHEN environment_done THEN 'environment_done'
     WHEN horizon_reached THEN 'max_steps'
     ELSE 'rollout_state_incomplete' END"""
-"""The classification of upstream contract §1.4 in SQL; `models.outcome.classify` is the same table in Python."""
+"""The classification in SQL; `models.outcome.classify` is the same table in Python."""
 
 ELIGIBLE = """(infrastructure_failure_reason IS NULL AND evaluation_completed AND
     (policy_stop_reason IS NOT NULL OR terminal_action IS NOT NULL OR environment_done OR horizon_reached))"""
@@ -41,7 +41,7 @@ REWARD = "CASE WHEN reward_mode = 'raw' THEN score WHEN score >= 1 THEN 1 WHEN s
 LEGACY = f"runtime_admission_policy_id = '{LEGACY_POLICY}'"
 
 OUTSIDE = {"claim": Infra.SUPERSEDED, "cancel": Infra.CANCELLED, "reconcile": Infra.RECONCILED}
-"""Who ends an attempt from outside, and the one reason that they may give."""
+"""Writers that end an attempt from outside, each with its only reason."""
 
 _OUTSIDE_REASON = " ".join(f"WHEN '{closer}' THEN '{reason}'" for closer, reason in OUTSIDE.items())
 

@@ -33,7 +33,7 @@ Jsonb = JSONB(none_as_null=True)
 Time = TIMESTAMP(timezone=True)
 
 JSON_DIGEST = "{digest} = encode(sha256(convert_to({document}::text, 'UTF8')), 'hex')"
-"""The stored text is canonical JSON and the digest is its own: nobody can exchange one without the other."""
+"""The stored text is canonical JSON and the digest is its own: one cannot be exchanged without the other."""
 
 
 def text(name: str, comment: str, *, null: bool = False, **options: Any) -> Column[str]:

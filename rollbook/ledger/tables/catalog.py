@@ -1,4 +1,4 @@
-"""What batches are made of: tasks, task sets, policy scripts, artifacts. All insert-only and content-addressed."""
+"""Inputs of batches: tasks, task sets, policy scripts, artifacts. All insert-only and content-addressed."""
 
 from sqlalchemy import BigInteger, Column, ForeignKey, Identity, Index, Integer, Table
 

@@ -1,4 +1,4 @@
-"""What was seen, said and done, step by step. The bytes are artifacts."""
+"""Observations, model calls and actions, step by step. The bytes are artifacts."""
 
 from sqlalchemy import Boolean, Column, Computed, ForeignKey, Index, Table
 
@@ -26,7 +26,7 @@ FAILURE_KINDS = (
     "unparseable",
     "model_timeout",
 )
-"""How a model call can fail: the kinds of upstream contract §1.6, and the deadline of one call."""
+"""Kinds of failed model calls (docs/reference/upstream-contract.md), and the deadline of one call."""
 
 
 def _artifact(name: str, comment: str, *, null: bool = True) -> Column[str]:

@@ -1,4 +1,4 @@
-"""What must run: batches, their registrations, the planned rollouts, and requests to run some again."""
+"""The plan: batches, their registrations, the planned rollouts, and requests to run some again."""
 
 from sqlalchemy import (
     BigInteger,

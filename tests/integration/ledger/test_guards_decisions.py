@@ -216,7 +216,7 @@ async def test_no_attempt_follows_a_final_end_in_one_transaction(victim: Kit) ->
     key = (await victim.keys())[0]
     await almost(victim, key)
     outcome, first, _ = ending(key, **FULL)
-    assert "nobody asked for another" in await attack(victim.ledger, outcome, first, ATTEMPT.format(key=key))
+    assert "no other was requested" in await attack(victim.ledger, outcome, first, ATTEMPT.format(key=key))
 
 
 async def test_more_attempts_than_allowed_are_found(victim: Kit, ledger: Ledger) -> None:
