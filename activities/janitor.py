@@ -89,7 +89,7 @@ class Run:
                 continue
             if alive:
                 self._numbers["alive"] += 1
-                await self._ledger.sighted_alive(suspect.rollout_key, suspect.run_id)
+                await self._ledger.clear_missing(suspect.rollout_key, suspect.run_id)
                 await self._renew(suspect)
                 continue
             self._numbers["missing"] += 1
@@ -98,7 +98,7 @@ class Run:
 
     async def _often_enough(self, rollout_key: str, what: str) -> bool:
         """Note that something was missing, or was there and should not be; whether that was seen often enough."""
-        return await self._ledger.sighted_missing(rollout_key, what, self._gap_s) >= self._sightings
+        return await self._ledger.count_missing(rollout_key, what, self._gap_s) >= self._sightings
 
     async def _settle(self, suspect: Suspect) -> None:
         """The workflow is gone: close its attempt, or put a row back that was never claimed."""
@@ -201,7 +201,7 @@ class Run:
         """Do what the batch's workflow did not come to: fence and close every open row, then end the episodes."""
         what = f"batch {batch.launch_id}"
         if alive:
-            await self._ledger.sighted_alive(batch.first_key, what)
+            await self._ledger.clear_missing(batch.first_key, what)
             return
         if not batch.is_quiet or not await self._often_enough(batch.first_key, what):
             return

@@ -15,7 +15,7 @@ from rollbook.evidence.exact import exact_envelope, full_envelope, trajectory_mo
 from rollbook.evidence.load import load_calls
 from rollbook.evidence.trajectory import semantic_trajectory
 from rollbook.evidence.verify import Proof, verify
-from rollbook.ledger.reader import Recorded
+from rollbook.ledger.reader import RecordedAttempt
 
 evidence = typer.Typer(help="What the model saw, said and did.", no_args_is_help=True)
 
@@ -54,7 +54,7 @@ def trace(rollout: RolloutArgument, attempt: AttemptOption = None, full: FullOpt
     finish(work())
 
 
-async def _recorded(found: Settings, rollout: str, attempt: int | None) -> Recorded:
+async def _recorded(found: Settings, rollout: str, attempt: int | None) -> RecordedAttempt:
     async with open_reader(found) as reader:
         key = await reader.find_rollout(rollout)
     async with open_ledger(found) as ledger:

@@ -11,7 +11,7 @@ from rollbook.cli.decide import whoami
 from rollbook.cli.opening import kept, open_ledger, open_reader, settings
 from rollbook.cli.options import AsJson, BatchArgument, Reason
 from rollbook.cli.out import print_json, say, several
-from rollbook.ledger.admission import Redecided, Rule
+from rollbook.ledger.admission import PolicyToReapply, ReappliedPolicy
 
 Policy = Annotated[str, typer.Option("--policy-id", help=f"One of {', '.join(POLICIES)}.")]
 
@@ -32,9 +32,9 @@ def redecide(
         found = settings()
         async with open_reader(found) as reader:
             await reader.batch(batch)
-        rule = Rule(policy_id, kept(found, reason), whoami(), override_manual)
+        rule = PolicyToReapply(policy_id, kept(found, reason), whoami(), override_manual)
         async with open_ledger(found) as ledger:
-            done = await ledger.redecide(batch, rule, dry_run=dry_run)
+            done = await ledger.reapply_policy(batch, rule, dry_run=dry_run)
         if as_json:
             print_json({"batch_id": batch, "dry_run": dry_run, **asdict(done)})
         else:
@@ -44,7 +44,7 @@ def redecide(
     finish(work())
 
 
-def _tell(batch: str, done: Redecided, dry_run: bool) -> None:
+def _tell(batch: str, done: ReappliedPolicy, dry_run: bool) -> None:
     words = "would be decided" if dry_run else "decided"
     say(f"{batch}: {several(done.admitted + done.masked, 'rollout')} {words} by {done.policy_id} ({done.scope.value})")
     say(f"  {done.admitted} admitted, {done.masked} masked; {several(done.flips, 'decision')} changed")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from models.contract import Contract
 from models.identity import derived_group_id, short_id
 from rollbook.errors import ArtifactError, InvalidInput
-from rollbook.ledger.reader import Recorded, Row
+from rollbook.ledger.reader import RecordedAttempt, Row
 
 REASONS = frozenset(
     [
@@ -98,7 +98,7 @@ class CallEvidence:
 class AttemptEvidence:
     """An attempt with the evidence of its calls."""
 
-    attempt: Recorded
+    attempt: RecordedAttempt
     calls: list[CallEvidence] = field(default_factory=list)
 
     @cached_property
@@ -139,7 +139,7 @@ class AttemptEvidence:
         return bool(self.generations) and not any(call.reasons for call in self.generations)
 
 
-def identity_of(attempt: Recorded) -> dict[str, Any]:
+def identity_of(attempt: RecordedAttempt) -> dict[str, Any]:
     """Identity fields of an attempt; upstream counts attempts from 0."""
     rollout = attempt.rollout
     caller = {name: rollout[name] for name in ("sampling_event_id", "source_group_id") if rollout[name] is not None}
@@ -154,7 +154,7 @@ def identity_of(attempt: Recorded) -> dict[str, Any]:
     }
 
 
-def trajectory_id(attempt: Recorded) -> str:
+def trajectory_id(attempt: RecordedAttempt) -> str:
     """Id of the trajectory: identity and model."""
     return short_id("trajectory", identity_of(attempt), attempt.policy.name)
 
@@ -168,7 +168,7 @@ def require_played(batch_id: str, contract: Row) -> Contract:
     return Contract.read(contract)
 
 
-async def load_calls(attempt: Recorded, artifacts: Artifacts) -> AttemptEvidence:
+async def load_calls(attempt: RecordedAttempt, artifacts: Artifacts) -> AttemptEvidence:
     """Read prompts and token arrays; a missing or corrupt artifact makes its call incomplete and is not an error.
 
     Raises InvalidInput for an imported rollout: what it saw and said was never here.

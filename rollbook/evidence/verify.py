@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from models.contract import Contract
 from models.sanitize import sanitize
 from rollbook.errors import ArtifactError, ConfigError, InvalidInput, LedgerConflict, ModelCallFailed
-from rollbook.ledger.reader import Recorded, Row
+from rollbook.ledger.reader import RecordedAttempt, Row
 from rollbook.ledger.sanitize import redact_text
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, AgentTask, PlannedCall, Screen
 from rollbook.policies.base import Answer, summary_of
@@ -115,7 +115,7 @@ class Artifacts(Protocol):
         ...
 
 
-async def verify(attempt: Recorded, artifacts: Artifacts) -> Proof:
+async def verify(attempt: RecordedAttempt, artifacts: Artifacts) -> Proof:
     """Check every call of an attempt. Where this version lacks the contract's protocol, nothing could be checked."""
     notes = Notes()
     work = _Verification(attempt, artifacts, notes)
@@ -135,7 +135,7 @@ async def verify(attempt: Recorded, artifacts: Artifacts) -> Proof:
 
 
 class _Verification:
-    def __init__(self, attempt: Recorded, artifacts: Artifacts, notes: Notes) -> None:
+    def __init__(self, attempt: RecordedAttempt, artifacts: Artifacts, notes: Notes) -> None:
         self._artifacts = artifacts
         self._notes = notes
         self._calls = attempt.stored_calls

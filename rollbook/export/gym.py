@@ -18,7 +18,7 @@ from rollbook.evidence.load import Artifacts, AttemptEvidence, CallEvidence, loa
 from rollbook.evidence.trajectory import semantic_trajectory
 from rollbook.export.files import FileSet, line, parent_of
 from rollbook.ledger import Ledger
-from rollbook.ledger.reader import Reader, Recorded, Row
+from rollbook.ledger.reader import Reader, RecordedAttempt, Row
 
 AGENT_REF = {"type": "responses_api_agents", "name": "rollbook_osworld"}
 
@@ -401,7 +401,7 @@ class _Export:
             if one.outcome is not None:
                 await self._attempt(one, planned, task_index)
 
-    async def _attempt(self, one: Recorded, planned: Row, task_index: int) -> None:
+    async def _attempt(self, one: RecordedAttempt, planned: Row, task_index: int) -> None:
         counts = planned["state"] == "final" and planned["selected_attempt"] == one.attempt_index
         admitted = one.decision("runtime")["admitted"]
         loaded = await load_calls(one, self.artifacts)

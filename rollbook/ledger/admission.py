@@ -32,7 +32,7 @@ _SHOWN = 20
 
 
 @dataclass(slots=True)
-class Redecided:
+class ReappliedPolicy:
     """Result of applying a policy again to the selected attempts of a batch."""
 
     policy_id: str
@@ -51,7 +51,7 @@ class Redecided:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PolicyToReapply:
     """A policy to apply again, the reason and the person."""
 
     policy_id: str
@@ -102,7 +102,9 @@ class Admissions(Store):
         await conn.execute(table.insert().values(values))
         return attempt
 
-    async def redecide(self, batch_id: str, rule: Rule, *, dry_run: bool = False, chunk: int = 500) -> Redecided:
+    async def reapply_policy(
+        self, batch_id: str, rule: PolicyToReapply, *, dry_run: bool = False, chunk: int = 500
+    ) -> ReappliedPolicy:
         """Apply a policy to the selected attempts of a batch, in transactions of `chunk` rollouts; it may be repeated.
 
         `dry_run`: count only. Raises InvalidInput for an unknown batch or policy, or without a reason.
@@ -111,15 +113,22 @@ class Admissions(Store):
             known = "; ".join(f"{policy.policy_id} ({policy.scope}: {policy.says})" for policy in POLICIES.values())
             raise InvalidInput(f"policy_id: no policy {rule.policy_id!r}; there is {known}")
         _require_reason(rule.because, rule.decided_by)
-        result = Redecided(rule.policy_id, POLICIES[rule.policy_id].scope)
+        result = ReappliedPolicy(rule.policy_id, POLICIES[rule.policy_id].scope)
         after: int | None = -1
         while after is not None:
-            after = await self._redecide_chunk(batch_id, rule, result, after, dry_run, chunk)
+            after = await self._reapply_chunk(batch_id, rule, result, after, dry_run, chunk)
         return result
 
     @writes
-    async def _redecide_chunk(
-        self, conn: AsyncConnection, batch_id: str, rule: Rule, result: Redecided, after: int, dry_run: bool, chunk: int
+    async def _reapply_chunk(
+        self,
+        conn: AsyncConnection,
+        batch_id: str,
+        rule: PolicyToReapply,
+        result: ReappliedPolicy,
+        after: int,
+        dry_run: bool,
+        chunk: int,
     ) -> int | None:
         """Decide `chunk` rollouts after plan order `after`; returns the last one's plan order, None at the end."""
         if await conn.scalar(select(tables.batch.c.batch_id).where(tables.batch.c.batch_id == batch_id)) is None:
@@ -210,7 +219,7 @@ async def _check_admissible(
             raise InvalidInput(f"scope: {name} is masked; it cannot be trained on")
 
 
-def _decide(row: RowMapping, rule: Rule, result: Redecided) -> AdmissionDecision | None:
+def _decide(row: RowMapping, rule: PolicyToReapply, result: ReappliedPolicy) -> AdmissionDecision | None:
     """The decision to append, counted in `result`; None where the one in force stays."""
     if result.scope is Scope.RUNTIME and row["closed_by"] == "import":
         result.kept_imported += 1
@@ -232,7 +241,7 @@ def _decide(row: RowMapping, rule: Rule, result: Redecided) -> AdmissionDecision
 
 
 def _decision_columns(
-    rule: Rule, scope: Scope, decisions: Sequence[tuple[RowMapping, AdmissionDecision]]
+    rule: PolicyToReapply, scope: Scope, decisions: Sequence[tuple[RowMapping, AdmissionDecision]]
 ) -> dict[str, Any]:
     because = redact_text(rule.because)
     numbers = ("in_doubt", "replies", "replies_without_tokens")

@@ -47,7 +47,7 @@ class Reconciliation(Store):
         return [Suspect(**row) for row in (await conn.execute(_SQL["suspects"], values)).mappings()]
 
     @writes
-    async def sighted_missing(self, conn: AsyncConnection, rollout_key: str, run_id: str, gap_s: float = 0.0) -> int:
+    async def count_missing(self, conn: AsyncConnection, rollout_key: str, run_id: str, gap_s: float = 0.0) -> int:
         """Count that a workflow was not found; returns how many times in a row.
 
         Looks within `gap_s` seconds count once. What was counted before the row was queued, claimed, ended or
@@ -57,7 +57,7 @@ class Reconciliation(Store):
         return int((await conn.execute(_SQL["count_missing"], values)).scalar_one())
 
     @writes
-    async def sighted_alive(self, conn: AsyncConnection, rollout_key: str, run_id: str) -> None:
+    async def clear_missing(self, conn: AsyncConnection, rollout_key: str, run_id: str) -> None:
         """Reset the count: the workflow was found."""
         await conn.execute(_SQL["clear_missing"], {"rollout_key": rollout_key, "run_id": run_id})
 

@@ -53,7 +53,7 @@ class BatchRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedAttempt:
     """One attempt as the ledger holds it."""
 
     rollout: Row
@@ -249,7 +249,7 @@ class Reader(Store):
             raise InvalidInput(f"rollout: the ledger has no rollout {rollout_key!r}")
         return row
 
-    async def recorded(self, rollout_key: str, attempt: int | None = None) -> Recorded:
+    async def recorded(self, rollout_key: str, attempt: int | None = None) -> RecordedAttempt:
         """Everything about one attempt, by default the selected, else the newest one; raises InvalidInput."""
         rollout = await self.planned_rollout(rollout_key)
         index = attempt or rollout["selected_attempt"] or rollout["current_attempt"]
@@ -257,7 +257,7 @@ class Reader(Store):
         row = await self._row("attempt", **key)
         if row is None:
             raise InvalidInput(f"attempt: {rollout_key} has no attempt {index or 'yet'}")
-        return Recorded(
+        return RecordedAttempt(
             rollout=rollout,
             attempt=row,
             outcome=await self._row("outcome", **key),

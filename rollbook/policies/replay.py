@@ -10,7 +10,7 @@ from models.identity import digest
 from models.policy import ReplayPolicy
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
-from rollbook.ledger.reader import Recorded
+from rollbook.ledger.reader import RecordedAttempt
 from rollbook.policies.base import Lookup
 from rollbook.policies.scripted import ScriptKind
 
@@ -40,7 +40,7 @@ async def recorded_script(ledger: Ledger, policy: ReplayPolicy) -> dict[str, Any
     return script_of(sources)
 
 
-def script_of(sources: list[Recorded]) -> dict[str, Any]:
+def script_of(sources: list[RecordedAttempt]) -> dict[str, Any]:
     """The script that plays the recorded decisions again, step by step; a pure function of the records."""
     tasks = {}
     for source in sources:

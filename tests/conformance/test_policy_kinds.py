@@ -22,7 +22,7 @@ from models.policy import PolicySpec
 from models.spec import BatchSpec, contract_of, read_spec
 from rollbook.errors import InvalidInput, RollbookError
 from rollbook.ledger import Ledger
-from rollbook.ledger.reader import Recorded
+from rollbook.ledger.reader import RecordedAttempt
 from rollbook.ledger.records import AttemptContext, StoredCall
 from rollbook.policies import registry
 from rollbook.policies.base import Answer, CallLog, Policy, PolicyKind, Sources, Turn, summary_of
@@ -72,7 +72,7 @@ class MemoryLedger(Ledger):
     async def register_script(self, name: str, body: dict[str, Any]) -> Any:
         self.bodies[digest(body)] = body
 
-    async def recorded(self, rollout_key: str, attempt: int | None = None) -> Recorded:
+    async def recorded(self, rollout_key: str, attempt: int | None = None) -> RecordedAttempt:
         if rollout_key == "missing":
             raise InvalidInput(f"rollout: the ledger has no rollout {rollout_key!r}")
         call = {
@@ -83,7 +83,7 @@ class MemoryLedger(Ledger):
             "terminal_action": "DONE",
         }
         rollout = {"rollout_key": rollout_key, "task_id": TASK}
-        return Recorded(rollout, {"attempt_index": 1}, None, [call], [], {})
+        return RecordedAttempt(rollout, {"attempt_index": 1}, None, [call], [], {})
 
     async def launched_spec(self, batch_id: str) -> dict[str, Any]:
         return {"policy": self.policy}

@@ -22,7 +22,7 @@ from activities.policy import PolicyActivities
 from models.batch import RegisterBatch
 from models.episode import AttemptRef, DecideRequest, Decision, Observation
 from models.spec import read_spec
-from rollbook.ledger.reader import Recorded
+from rollbook.ledger.reader import RecordedAttempt
 from rollbook.policies.base import Answer
 from rollbook.policies.call_log import LedgerCallLog, Unstorable
 from rollbook.sandboxes.null import PIXEL
@@ -82,7 +82,7 @@ class Step:
     def attempt(self) -> AttemptRef:
         return AttemptRef(rollout_key=self.key, attempt_index=1)
 
-    async def recorded(self) -> Recorded:
+    async def recorded(self) -> RecordedAttempt:
         return await self.system.ledger.recorded(self.key, 1)
 
     async def responses(self) -> list[bytes]:

@@ -187,7 +187,7 @@ async def test_sightings_end_with_what_they_were_about(house: House) -> None:
     kinds = ["", "run-1", "final run-1", "desktop d", "batch l"]
 
     async def seen() -> set[int]:
-        return {await ledger.sighted_missing(key, kind) for kind in kinds}
+        return {await ledger.count_missing(key, kind) for kind in kinds}
 
     assert await seen() == {1}
     assert await seen() == {2}

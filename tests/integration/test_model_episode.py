@@ -14,7 +14,7 @@ from rollbook.errors import BODY_LIMIT
 from rollbook.evidence.exact import exact_envelope
 from rollbook.evidence.load import load_calls
 from rollbook.evidence.verify import verify
-from rollbook.ledger.reader import Recorded
+from rollbook.ledger.reader import RecordedAttempt
 from rollbook.policies.protocols.registry import PARSERS
 from tests.doubles.model_server import Call, Reply
 from tests.support.model_server import DONE, Scenario, click_until, code, model_spec, model_system, recorded
@@ -35,7 +35,7 @@ async def system(
         yield system
 
 
-async def play(system: System, said: Scenario, answer: Any, batch_id: str, spec: dict[str, Any]) -> Recorded:
+async def play(system: System, said: Scenario, answer: Any, batch_id: str, spec: dict[str, Any]) -> RecordedAttempt:
     """One episode; the audit must be clean and every prompt provable."""
     said.answer, said.calls = answer, []
     await system.run_batch(spec, batch_id)

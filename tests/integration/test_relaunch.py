@@ -208,7 +208,7 @@ async def test_rerun_of_masked_failed_named_and_admitted(system: System) -> None
     ]
     with pytest.raises(Exception, match="best of several attempts"):
         await system.ledger.request_rerun("rerun", admitted[:1], **said)
-    with pytest.raises(Exception, match="reason: say why"):
+    with pytest.raises(Exception, match="reason: give a reason"):
         await system.ledger.request_rerun("rerun", admitted[:1], reason=" ", requested_by="ann", supersede=True)
     assert await system.ledger.request_rerun("rerun", admitted[:1], supersede=True, **said) == admitted[:1]
     last = await system.run_batch(spec, "rerun")

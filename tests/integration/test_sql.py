@@ -61,7 +61,7 @@ async def psql(ledger_url: str, tmp_path: Path, *arguments: str) -> Said:
 async def sighted(kit: Kit) -> str:
     """A row that can be deleted: its key."""
     key = (await kit.keys())[0]
-    await kit.ledger.sighted_missing(key, "run-1")
+    await kit.ledger.count_missing(key, "run-1")
     return key
 
 

@@ -22,7 +22,7 @@ from models.admission import POLICIES, AdmissionDecision
 from models.batch import Control
 from rollbook.errors import Fenced, InvalidInput, LedgerConflict, SpecConflict
 from rollbook.ledger import Ledger
-from rollbook.ledger.admission import Rule
+from rollbook.ledger.admission import PolicyToReapply
 from rollbook.ledger.migrate import upgrade
 from tests.support.ledger import DEPLOYMENT, NAMESPACE, Kit, make_tasks, rows
 
@@ -147,7 +147,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for row in found:
             if row.batch_id == self.kit.batch_id:
                 assert (row.attempt_index is None) == (row.run_id == "")
-                self.do(self.ledger.sighted_missing(row.rollout_key, row.run_id))
+                self.do(self.ledger.count_missing(row.rollout_key, row.run_id))
 
     @rule(which=st.sampled_from(["masked", "failed", "all"]), supersede=st.booleans())
     def rerun(self, which: Any, supersede: bool) -> None:
@@ -167,9 +167,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(policy_id=st.sampled_from(sorted(POLICIES)), override=st.booleans())
     def redecide(self, policy_id: str, override: bool) -> None:
-        rule_ = Rule(policy_id, "a rule for all", "machine", override)
-        self.do(self.ledger.redecide(self.kit.batch_id, rule_, chunk=2))
-        again = self.do(self.ledger.redecide(self.kit.batch_id, rule_))
+        rule_ = PolicyToReapply(policy_id, "a rule for all", "machine", override)
+        self.do(self.ledger.reapply_policy(self.kit.batch_id, rule_, chunk=2))
+        again = self.do(self.ledger.reapply_policy(self.kit.batch_id, rule_))
         assert again is not None
         assert again.admitted + again.masked + again.flips == 0, "decided twice by the same rule"
         query = "SELECT rollout_key FROM rollout_result WHERE batch_id = :b AND state = 'final' AND NOT admitted"

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rollbook.ledger.reader import Recorded
+from rollbook.ledger.reader import RecordedAttempt
 from tests.doubles.model_server import Call, ModelServer
 from tests.support.system import System, null_spec, running_system, system_settings
 
@@ -80,6 +80,6 @@ def click_until(last: int) -> Any:
     return lambda call: DONE if call.step > last else code(f"pyautogui.click(0.{call.step:02d}, 0.5)")
 
 
-async def recorded(system: System, batch_id: str) -> list[Recorded]:
+async def recorded(system: System, batch_id: str) -> list[RecordedAttempt]:
     """Every rollout of a batch."""
     return [await system.ledger.recorded(row["rollout_key"]) for row in await system.ledger.rollouts_of(batch_id)]

@@ -22,7 +22,7 @@ from models.admission import AdmissionDecision, Scope
 from models.episode import DesktopRef, FinalizeRequest, Observation
 from models.task import Task, read_task
 from rollbook.ledger import Ledger, ModelCall
-from rollbook.ledger.admission import Rule
+from rollbook.ledger.admission import PolicyToReapply
 from tests.support.ledger import Kit, artifact, facts, make_task, ref
 
 OS = "5ea617a3-0e86-4ba6-aab2-dac9aa2e8d57"
@@ -112,8 +112,8 @@ class Worked:
         await self._run_in_doubt(doubted)
         by_hand = {"policy_id": "rollbook-manual-v1", "admitted": False}
         await self.ledger.decide_admission(popup, AdmissionDecision(**by_hand, reason="a popup"), decided_by="bob")
-        rule = Rule("exclude-in-doubt-v1", "the paper's rule", "ann", override_manual=True)
-        await self.ledger.redecide("nightly-7", rule)
+        rule = PolicyToReapply("exclude-in-doubt-v1", "the paper's rule", "ann", override_manual=True)
+        await self.ledger.reapply_policy("nightly-7", rule)
         await self.after.run(leaked, score=0.5, steps=1)
         await self.ledger.decide_admission(leaked, AdmissionDecision(**by_hand, reason="leaked"), decided_by="ann")
         await self._time_out(self.key("browse", 1))

@@ -15,7 +15,7 @@ from rollbook.evidence.exact import assign_segments, exact_envelope, lineage_del
 from rollbook.evidence.load import AttemptEvidence, CallEvidence, Tokens
 from rollbook.evidence.trajectory import parse_failure, trajectory_contract
 from rollbook.export.training import rows_of
-from rollbook.ledger.reader import Recorded
+from rollbook.ledger.reader import RecordedAttempt
 from rollbook.ledger.records import StoredCall
 from rollbook.policies.agent import Agent, AgentTask, Screen
 from rollbook.policies.protocols.base import MediaRef
@@ -94,7 +94,7 @@ def loaded(calls: list[CallEvidence], *, admitted: bool = True, caller: bool = T
     attempt = {"attempt_index": 1, "trajectory_rollout_id": "rollout-1", "execution_id": uuid.UUID(int=7)}
     decision = {"admitted": admitted, "reason": "r", "policy_id": "p"}
     return AttemptEvidence(
-        Recorded(rollout, attempt, None, [one.row for one in calls], [], {"runtime": decision}), calls
+        RecordedAttempt(rollout, attempt, None, [one.row for one in calls], [], {"runtime": decision}), calls
     )
 
 
@@ -307,7 +307,7 @@ def test_a_replay_is_what_was_decided() -> None:
         row(2, actions=[], terminal_action="FAIL"),
     ]
     source = loaded([call(1, [1], [2])]).attempt
-    again = Recorded(source.rollout, source.attempt, None, calls, [], {})
+    again = RecordedAttempt(source.rollout, source.attempt, None, calls, [], {})
     assert script_of([again])["tasks"] == {
         "t": {
             "steps": [

@@ -12,7 +12,7 @@ from models.contract import Resolved
 from models.spec import contract_of, read_spec
 from rollbook.errors import ArtifactError
 from rollbook.evidence.verify import verify
-from rollbook.ledger.reader import Recorded
+from rollbook.ledger.reader import RecordedAttempt
 from rollbook.policies import imaging
 from rollbook.policies.agent import Agent, AgentTask
 from rollbook.policies.client import ChatRequest
@@ -46,7 +46,7 @@ def picture() -> bytes:
     return out.getvalue()
 
 
-def one_call(store: Store, pixels: int | None) -> Recorded:
+def one_call(store: Store, pixels: int | None) -> RecordedAttempt:
     """An attempt whose only call lost its connection."""
     policy = {"kind": "openai", "endpoint": "x", "model": "m", "options": {"max_image_pixels": pixels}}
     spec = read_spec({"task_set": "demo", "policy": policy})
@@ -87,7 +87,7 @@ def one_call(store: Store, pixels: int | None) -> Recorded:
     }
     rollout = {"rollout_key": KEY, "contract": contract.document, "document": {"instruction": "do"}}
     attempt = {"attempt_index": 1, "execution_id": uuid.UUID(int=7)}
-    return Recorded(rollout, attempt, None, [row], [{"step": 0, "screenshot_sha256": store.keep(png)}], {})
+    return RecordedAttempt(rollout, attempt, None, [row], [{"step": 0, "screenshot_sha256": store.keep(png)}], {})
 
 
 @pytest.mark.parametrize("pixels", [None, 3000])

@@ -175,9 +175,9 @@ async def test_reconciliation_fences_then_plans_again(kit: Kit) -> None:
     assert await ledger.suspects(DEPLOYMENT, NAMESPACE, 3600) == []
     assert await ledger.suspects("another", NAMESPACE, -1) == []
     assert await ledger.suspects(DEPLOYMENT, "another", -1) == []
-    assert [await ledger.sighted_missing(keys[0], "gone") for _ in range(2)] == [1, 2]
-    await ledger.sighted_alive(keys[0], "gone")
-    assert await ledger.sighted_missing(keys[0], "gone") == 1
+    assert [await ledger.count_missing(keys[0], "gone") for _ in range(2)] == [1, 2]
+    await ledger.clear_missing(keys[0], "gone")
+    assert await ledger.count_missing(keys[0], "gone") == 1
     assert await ledger.close_reconciled(keys[0], 1, "not found twice") == "waiting"
     assert await ledger.close_reconciled(keys[0], 1, "not found twice") is None
     for call in (kit.claim(keys[0], "gone", 2), kit.end(keys[0], 1, "gone"), kit.step(keys[0], 1, "gone", 0)):

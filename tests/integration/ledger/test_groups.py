@@ -69,14 +69,14 @@ async def test_what_is_not_trained_on_has_no_vote(kit: Kit) -> None:
     )
     await kit.ledger.decide_admission(keys[0], leaked, decided_by="ann")
     assert await compared(kit) == [(0, False, 2, 0.0, None), (1, True, 2, 0.0, 0.0), (2, True, 2, 0.0, 0.0)]
-    await kit.ledger.redecide(kit.batch_id, rule(TRAINING, override_manual=True))
+    await kit.ledger.reapply_policy(kit.batch_id, rule(TRAINING, override_manual=True))
     third = pytest.approx(1 / 3)
     assert await compared(kit) == [
         (0, True, 3, third, pytest.approx(2 / 3)),
         (1, True, 3, third, pytest.approx(-1 / 3)),
         (2, True, 3, third, pytest.approx(-1 / 3)),
     ]
-    await kit.ledger.redecide(kit.batch_id, rule(EXACT))
+    await kit.ledger.reapply_policy(kit.batch_id, rule(EXACT))
     assert await compared(kit) == [(sample, False, 0, None, None) for sample in range(3)], "nobody has tokens"
 
 

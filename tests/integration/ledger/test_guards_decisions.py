@@ -16,7 +16,7 @@ from models.admission import (
 from models.episode import Observation
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger, ModelCall
-from rollbook.ledger.admission import Rule
+from rollbook.ledger.admission import PolicyToReapply
 from tests.support.hostile import admission, attack, ending
 from tests.support.ledger import Kit, artifact, behind_the_guards, ref, rows
 
@@ -158,10 +158,12 @@ async def test_every_rule_decides_a_batch_and_the_guards_agree(kit: Kit, derived
     popup = AdmissionDecision(policy_id="manual", admitted=False, reason="a popup")
     await kit.ledger.decide_admission(masked, popup, decided_by="ann")
     for policy_id in (*POLICIES, *POLICIES):
-        await kit.ledger.redecide(kit.batch_id, Rule(policy_id, "to compare", "ann", override_manual=True))
+        await kit.ledger.reapply_policy(
+            kit.batch_id, PolicyToReapply(policy_id, "to compare", "ann", override_manual=True)
+        )
     await kit.clean()
-    exactly = Rule("rollbook-exact-training-admission-v1", "to train", "ann", override_manual=True)
-    await kit.ledger.redecide(kit.batch_id, exactly)
+    exactly = PolicyToReapply("rollbook-exact-training-admission-v1", "to train", "ann", override_manual=True)
+    await kit.ledger.reapply_policy(kit.batch_id, exactly)
     query = (
         "SELECT rollout_key FROM current_admission WHERE scope = 'training' AND admitted AND rollout_key LIKE :batch"
     )

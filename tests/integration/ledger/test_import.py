@@ -14,7 +14,7 @@ from rollbook.cli import main
 from rollbook.cli.files import read_json_lines
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.export.gym import export_gym
-from rollbook.ledger.admission import Rule
+from rollbook.ledger.admission import PolicyToReapply
 from rollbook.ledger.imports import Source
 from tests.support.ledger import DEPLOYMENT, NAMESPACE, Kit, rows
 
@@ -116,7 +116,7 @@ async def test_a_refusal_of_the_database_leaves_nothing_either(kit: Kit) -> None
 async def test_imported_rows_are_decided_by_hand_and_never_run(kit: Kit) -> None:
     await kit.ledger.import_results(source(kit, RESULTS))
     key = f"{kit.batch_id}/os/task-001/0"
-    done = await kit.ledger.redecide(kit.batch_id, Rule("exclude-in-doubt-v1", "stricter", "ann"))
+    done = await kit.ledger.reapply_policy(kit.batch_id, PolicyToReapply("exclude-in-doubt-v1", "stricter", "ann"))
     assert (done.kept_imported, done.admitted, done.masked) == (5, 0, 0)
     mask = AdmissionDecision(policy_id="rollbook-manual-v1", admitted=False, reason="leaked")
     await kit.ledger.decide_admission(key, mask, decided_by="ann")

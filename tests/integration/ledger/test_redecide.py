@@ -13,7 +13,7 @@ from models.episode import FinalizeRequest, Observation
 from rollbook.cli import main
 from rollbook.errors import InvalidInput
 from rollbook.ledger import ModelCall
-from rollbook.ledger.admission import Rule
+from rollbook.ledger.admission import PolicyToReapply
 from tests.support.ledger import Kit, artifact, facts, ref, rows
 
 DOUBT, RUNTIME = "exclude-in-doubt-v1", "osworld-runtime-admission-v1"
@@ -21,8 +21,8 @@ TRAINING, EXACT = "rollbook-training-admission-v1", "rollbook-exact-training-adm
 ONE_TASK: dict[str, Any] = {"tasks": {"ids": ["task-000"]}}
 
 
-def rule(policy_id: str, **changes: Any) -> Rule:
-    return Rule(policy_id, "the paper's rule", "ann", **changes)
+def rule(policy_id: str, **changes: Any) -> PolicyToReapply:
+    return PolicyToReapply(policy_id, "the paper's rule", "ann", **changes)
 
 
 def trainers(event: str | None = None) -> dict[str, Any]:
@@ -76,10 +76,10 @@ async def test_a_stricter_policy_over_a_whole_batch(kit: Kit) -> None:
     await kit.claim(keys[2])
     await kit.end(keys[2], 1, "run-1", infrastructure_failure_reason="timeout")
     before = await results(kit)
-    looked = await kit.ledger.redecide(kit.batch_id, rule(DOUBT), dry_run=True)
+    looked = await kit.ledger.reapply_policy(kit.batch_id, rule(DOUBT), dry_run=True)
     assert (looked.admitted, looked.masked, looked.flips) == (1, 2, 1)
     assert (await kit.ledger.counts(kit.batch_id)).admitted == 2, "a dry run decides nothing"
-    done = await kit.ledger.redecide(kit.batch_id, rule(DOUBT), chunk=2)
+    done = await kit.ledger.reapply_policy(kit.batch_id, rule(DOUBT), chunk=2)
     assert (done.admitted, done.masked, done.flips) == (1, 2, 1)
     assert done.flipped == [f"{keys[1]}: action_in_doubt"]
     assert await admitted(kit) == {
@@ -87,13 +87,13 @@ async def test_a_stricter_policy_over_a_whole_batch(kit: Kit) -> None:
         keys[1]: (False, "action_in_doubt"),
         keys[2]: (False, "timeout"),
     }
-    again = await kit.ledger.redecide(kit.batch_id, rule(DOUBT))
+    again = await kit.ledger.reapply_policy(kit.batch_id, rule(DOUBT))
     assert (again.unchanged, again.admitted, again.masked) == (3, 0, 0)
     finalized = await kit.ledger.finalize(request, "run-1")  # the completion is delivered once more
     assert (finalized.admitted, finalized.score) == (True, 1.0)
     assert (await admitted(kit))[keys[1]] == (False, "action_in_doubt"), "the decision survives it"
     assert await results(kit) == before
-    back = await kit.ledger.redecide(kit.batch_id, rule(RUNTIME))
+    back = await kit.ledger.reapply_policy(kit.batch_id, rule(RUNTIME))
     assert (back.admitted, back.masked, back.flips) == (2, 1, 1)
     query = """
         SELECT decision_index, admitted, policy_id, decided_by, evidence FROM admission
@@ -118,10 +118,10 @@ async def test_what_a_person_decided_stays(kit: Kit) -> None:
     await kit.run(keys[1])
     by_hand = AdmissionDecision(policy_id="rollbook-manual-v1", admitted=False, reason="a popup")
     await kit.ledger.decide_admission(keys[0], by_hand, decided_by="bob")
-    done = await kit.ledger.redecide(kit.batch_id, rule(DOUBT))
+    done = await kit.ledger.reapply_policy(kit.batch_id, rule(DOUBT))
     assert (done.admitted, done.kept_by_hand) == (1, 1)
     assert (await admitted(kit))[keys[0]] == (False, "a popup")
-    done = await kit.ledger.redecide(kit.batch_id, rule(DOUBT, override_manual=True))
+    done = await kit.ledger.reapply_policy(kit.batch_id, rule(DOUBT, override_manual=True))
     assert (done.admitted, done.unchanged, done.kept_by_hand, done.flips) == (1, 1, 0, 1)
     assert (await admitted(kit))[keys[0]][0]
     await kit.clean()
@@ -130,11 +130,11 @@ async def test_what_a_person_decided_stays(kit: Kit) -> None:
 async def test_wrong_requests_say_why(kit: Kit) -> None:
     await kit.register()
     with pytest.raises(InvalidInput, match=r"no policy 'strict'; there is .*exclude-in-doubt-v1 \(runtime"):
-        await kit.ledger.redecide(kit.batch_id, rule("strict"))
-    with pytest.raises(InvalidInput, match="reason: say why"):
-        await kit.ledger.redecide(kit.batch_id, Rule(DOUBT, " ", "ann"))
+        await kit.ledger.reapply_policy(kit.batch_id, rule("strict"))
+    with pytest.raises(InvalidInput, match="reason: give a reason"):
+        await kit.ledger.reapply_policy(kit.batch_id, PolicyToReapply(DOUBT, " ", "ann"))
     with pytest.raises(InvalidInput, match="no batch 'nobody'"):
-        await kit.ledger.redecide("nobody", rule(DOUBT))
+        await kit.ledger.reapply_policy("nobody", rule(DOUBT))
 
 
 async def training(kit: Kit) -> dict[int, tuple[bool, bool, str]]:
@@ -150,7 +150,7 @@ async def test_a_derived_identity_is_never_trained_on(kit: Kit) -> None:
     await kit.run(keys[0])
     refused = (False, False, "caller_owned_rollout_identity_unavailable")
     assert await training(kit) == {0: refused}
-    done = await kit.ledger.redecide(kit.batch_id, rule(TRAINING))
+    done = await kit.ledger.reapply_policy(kit.batch_id, rule(TRAINING))
     assert (done.admitted, done.masked, done.scope) == (0, 1, Scope.TRAINING)
     assert await training(kit) == {0: refused}
     await kit.clean()
@@ -165,13 +165,13 @@ async def test_training_is_decided_with_the_end_and_follows_the_mask(kit: Kit) -
     valid, masked = (True, True, "valid_training_sample"), (False, False, "rollout_sample_masked")
     assert await training(kit) == {0: valid, 1: masked, 2: valid}
     assert (await kit.clean()).notices == [n for n in (await kit.clean()).notices if n.kind == "in_doubt"]
-    await kit.ledger.redecide(kit.batch_id, rule(DOUBT))
+    await kit.ledger.reapply_policy(kit.batch_id, rule(DOUBT))
     assert (await training(kit))[2] == (False, True, "valid_training_sample"), "masked now, so not trainable"
-    await kit.ledger.redecide(kit.batch_id, rule(TRAINING))
+    await kit.ledger.reapply_policy(kit.batch_id, rule(TRAINING))
     assert (await training(kit))[2] == masked
     await kit.ledger.finalize(request, "run-1")
     assert (await training(kit))[2] == masked, "a replayed completion decides nothing anew"
-    done = await kit.ledger.redecide(kit.batch_id, rule(EXACT))
+    done = await kit.ledger.reapply_policy(kit.batch_id, rule(EXACT))
     assert (done.admitted, done.masked) == (0, 3), "none of the replies has tokens"
     assert (await training(kit))[0] == (False, False, "exact_sampled_token_ids_unavailable")
     await kit.clean()

@@ -186,7 +186,7 @@ async def test_the_previous_revision_loses_nothing_either_way(database_url: str,
     await kit.claim(keys[3])
     lease = {"deployment_id": "test", "provider": "null", "lease_s": 60.0}
     await kit.ledger.sandbox_intent(ref(keys[3], 1), "run-1", sandbox_key="s-1", **lease)  # type: ignore[arg-type]
-    await kit.ledger.sighted_missing(keys[3], "run-1")
+    await kit.ledger.count_missing(keys[3], "run-1")
     before = await everything(ledger)
     assert all(before.values()), {name for name, found in before.items() if not found}
     report = await ledger.audit(kit.batch_id)
