@@ -398,7 +398,7 @@ READS = [
     ("gym", "recorded"),
     ("training", "batch_of"),
     ("training", "rollouts_of"),
-    ("training", "members_of"),
+    ("training", "group_statistics"),
     ("training", "recorded"),
 ]
 
