@@ -12,9 +12,9 @@ from sqlalchemy import text
 
 from bench.procfs import cpu_ms
 from rollbook.config.settings import PROJECT_ROOT, Settings
-from rollbook.stack.ports import free_port
 from rollbook.stack.postgres import PostgresServer
-from rollbook.stack.temporal_server import TemporalServer
+from rollbook.stack.processes import free_port
+from rollbook.stack.servers import TemporalServer
 from tests.support.servers import scratch_directory
 from tests.support.system import System, WorkerProcess, running_system, system_settings
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prepares a checkout on a fresh Debian or Ubuntu machine: `scripts/bootstrap.sh [python|all]`.
+# Prepares a checkout on a fresh Debian or Ubuntu machine: `scripts/bootstrap.sh [all|python|engine]`.
 # Needs Python 3.11 to 3.13 and, as root, nothing else. Every step looks first and does only what is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -59,6 +59,8 @@ fi
 if [ "$goal" = all ]; then
     need bubblewrap command -v bwrap
     need debootstrap command -v debootstrap
+fi
+if [ "$goal" != python ]; then
     need iptables test -x /usr/sbin/iptables
     if is_root && [ "${ROLLBOOK_INSTALL_DOCKER:-1}" != 0 ] && [ -z "${DOCKER_HOST:-}" ]; then
         need docker.io command -v dockerd
@@ -69,7 +71,7 @@ if [ "$goal" = all ]; then
     fi
 fi
 if ! is_root; then
-    # An ordinary user needs none of these when the engine is there and the image can be pulled: doctor tells.
+    # An ordinary user needs none of these when the engine is there and the image can be pulled: doctor reports them.
     hard=()
     for package in ${missing[@]+"${missing[@]}"}; do
         case $package in debootstrap | iptables) ;; *) hard+=("$package") ;; esac
@@ -77,6 +79,50 @@ if ! is_root; then
     missing=(${hard[@]+"${hard[@]}"})
 fi
 install_missing
+
+# --- the Docker engine ------------------------------------------------------------------------------------------
+engine_answers() { .venv/bin/python -c 'import docker; docker.from_env(timeout=10).ping()' >/dev/null 2>&1; }
+
+# Use the engine that answers, else start the installed one. One that is started here outlives this script; its process
+# is written down, so that `rollbook down --engine` stops it and no other.
+ensure_engine() {
+    if engine_answers; then return; fi
+    [ -z "${DOCKER_HOST:-}" ] || fail "no Docker engine answers at DOCKER_HOST=$DOCKER_HOST: start it, or unset DOCKER_HOST"
+    is_root || fail "no Docker engine answers: start it, and join its group (sudo usermod -aG docker \$USER)"
+    local dockerd state
+    dockerd=$(PATH="$PATH:/usr/sbin:/usr/local/sbin" command -v dockerd) ||
+        fail "Docker is not installed and ROLLBOOK_INSTALL_DOCKER is 0: apt-get install docker.io iptables apparmor"
+    say "starting the Docker engine"
+    if [ -d /run/systemd/system ]; then
+        systemctl start docker
+        wait_for_engine "journalctl -u docker"
+        return
+    fi
+    state=$(.venv/bin/python -c 'from rollbook.config.settings import load_settings as s
+from rollbook.stack.state import StateDir
+print(StateDir.made(s()).root)')
+    # --fork: the engine is not a child of this script and leaves no zombie.
+    (cd / && setsid --fork "$dockerd" >>"$state/logs/dockerd.log" 2>&1)
+    wait_for_engine "$state/logs/dockerd.log"
+    .venv/bin/python -c 'import sys
+from rollbook.config.settings import load_settings
+from rollbook.stack.lifecycle import record_engine
+record_engine(load_settings(), int(sys.argv[1]))' "$(cat /var/run/docker.pid)"
+}
+
+wait_for_engine() {
+    local _
+    for _ in $(seq 120); do
+        if engine_answers; then return; fi
+        sleep 0.5
+    done
+    fail "the Docker engine does not start: see $1"
+}
+
+if [ "$goal" = engine ] && [ -x .venv/bin/rollbook ]; then
+    ensure_engine
+    exit
+fi
 
 # --- .venv ----------------------------------------------------------------------------------------------------
 if [ ! -x .venv/bin/python ]; then
@@ -99,13 +145,15 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
 else
     say ".venv is up to date"
 fi
+[ "$goal" != python ] || exit 0
+
+say "Docker engine"
+ensure_engine
 [ "$goal" = all ] || exit 0
 
-# --- the evaluator, the engine, the desktop image ---------------------------------------------------------------
+# --- the evaluator, the desktop image -----------------------------------------------------------------------------
 say "evaluator environment (.venv-osworld)"
 .venv/bin/python -m rollbook.osworld.environment
-say "Docker engine"
-.venv/bin/python -m rollbook.stack engine
 say "desktop image (the first build takes some minutes)"
 .venv/bin/python -m rollbook.sandboxes.docker.image
 say "ready"

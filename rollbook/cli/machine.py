@@ -1,5 +1,6 @@
 """`up`, `down`, `ps`, `logs`, `doctor`, `migrate`, `worker`: the machine under the batches."""
 
+import asyncio
 import os
 import sys
 from enum import StrEnum
@@ -38,7 +39,7 @@ def up(
 
 def elsewhere(address: str | None) -> str | None:
     """What to type where the plain `temporal` would look for the server at its usual place and not find ours."""
-    from rollbook.stack.ports import HOST, PREFERRED, holder, is_free
+    from rollbook.stack.processes import HOST, PREFERRED, holder, is_free
 
     usual = PREFERRED["temporal"]
     if address in (None, f"{HOST}:{usual}") or os.environ.get("TEMPORAL_ADDRESS") == address:
@@ -127,10 +128,10 @@ def migrate(
     ] = Phase.ALL,
 ) -> None:
     """Bring the ledger's schema up to date. `rollbook up` does it too."""
-    from rollbook.stack.prepare import migrate as migrate_ledger
+    from rollbook.ledger.migrate import upgrade
 
     async def work() -> int:
-        left = await migrate_ledger(ledger_url(settings()), phase.value)
+        left = await asyncio.to_thread(upgrade, ledger_url(settings()), phase=phase.value)
         if left:
             say(f"ready for new workers; when the old ones are gone: rollbook migrate --phase post ({', '.join(left)})")
         else:
@@ -161,7 +162,7 @@ class Role(StrEnum):
 
 def worker(role: Annotated[Role, typer.Option(help="Which task queues to poll.")] = Role.ALL) -> None:
     """Run one worker process until SIGTERM or Ctrl-C; then it drains."""
-    from rollbook.stack.worker import WORKER_PROGRAM
+    from rollbook.stack.servers import WORKER_PROGRAM
 
     if not WORKER_PROGRAM.exists():
         raise ConfigError(f"{WORKER_PROGRAM} is missing: run this from a checkout")

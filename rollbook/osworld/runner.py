@@ -12,11 +12,14 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 from uuid import uuid4
+
+import psutil
 
 from rollbook.config.osworld import evaluator_settings
 from rollbook.errors import InvalidInput, SandboxLost
@@ -112,16 +115,13 @@ class KillableProcess:
 
     def resident_bytes(self) -> int:
         """Memory that the process and its descendants hold now."""
-        pages, waiting = 0, [self._process.pid]
-        while waiting:
-            pid = waiting.pop()
-            try:
-                pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                for thread in os.listdir(f"/proc/{pid}/task"):
-                    waiting += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-            except (OSError, ValueError, IndexError):
-                continue  # gone meanwhile
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        total = 0
+        with suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(self._process.pid)
+            for process in (parent, *parent.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):  # it may have ended since the listing
+                    total += process.memory_info().rss
+        return total
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is None:  # not reaped yet: the group is still ours

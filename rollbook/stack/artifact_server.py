@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 
 from rollbook.artifacts import ArtifactStore
 from rollbook.errors import ArtifactError
-from rollbook.stack.ports import HOST
+from rollbook.stack.processes import HOST
 
 _SIGNATURES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),

@@ -1,20 +1,23 @@
 """One child process of the stack: start it, know when it is ready, stop it, kill it.
 
-The supervisor and the fault tests use the same classes, so what the tests kill is what runs.
+The supervisor and the fault tests use the same classes, so the tests kill what runs in production.
 """
 
 import asyncio
+import logging
 import os
 import signal
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from rollbook.errors import RollbookError
-from rollbook.stack.processes import ProcessRef, kill_group
+from rollbook.stack.processes import ProcessRef, kill_group, marked_processes, stop_process, wait_gone
+from rollbook.stack.state import ChildPhase, ChildState, StackState
 
 LOG_ROTATE_BYTES = 20_000_000
 TOKEN_VARIABLE = "ROLLBOOK_STACK_TOKEN"
@@ -23,12 +26,12 @@ _PROBE_S = 0.05
 
 
 class StackError(RollbookError):
-    """A part of the local stack did not start or stop; the message says which, why and where its log is."""
+    """A part of the local stack did not start or stop; the message names it, the reason and its log."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to execute: `user` is (uid, gid) to run as, None for ourselves."""
+    """A command line; `user` is (uid, gid) to run as, None for the present user."""
 
     argv: tuple[str, ...]
     cwd: Path
@@ -52,7 +55,7 @@ class Child(ABC):
         self._log_start = 0
 
     async def prepare(self) -> None:  # noqa: B027 - most children need nothing
-        """What has to be true before the process starts (directories, data files). May be repeated."""
+        """Make directories and data files that the process needs. May be repeated."""
 
     @abstractmethod
     def command(self) -> Command:
@@ -84,7 +87,7 @@ class Child(ABC):
         return self.ref
 
     async def wait_ready(self) -> None:
-        """Return when `probe` says yes. StackError if the process ends or `ready_timeout_s` passes first."""
+        """Return when `probe` is true. StackError if the process ends or `ready_timeout_s` passes first."""
         assert self._process is not None, "spawn first"
         try:
             async with asyncio.timeout(self.ready_timeout_s):
@@ -138,7 +141,7 @@ class Child(ABC):
         await self._process.wait()
 
     def output(self) -> str:
-        """What the process wrote since it was started last."""
+        """Output of the process since its last start."""
         try:
             with self.log.open("rb") as file:
                 file.seek(self._log_start)
@@ -147,7 +150,7 @@ class Child(ABC):
             return ""
 
     def tail(self, lines: int = 5) -> str:
-        """The end of what the process wrote, and where to read on. For a Go panic: its reason, not its stack."""
+        """The end of the output, and the path of the log. For a Go panic: its reason, not its stack."""
         text = self.output().strip().splitlines()
         reasons = [line for line in text if line.startswith(("panic:", "fatal error:"))]
         return "\n  ".join([*(reasons or text[-lines:]), f"(log: {self.log})"])
@@ -172,3 +175,118 @@ def _open_log(path: Path) -> BinaryIO:
 
 def _as_user(user: tuple[int, int] | None) -> dict[str, Any]:
     return {} if user is None else {"user": user[0], "group": user[1], "extra_groups": []}
+
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+STEADY_S = 60.0
+"""A child that ran this long after it was ready starts over with the shortest pause."""
+
+logger = logging.getLogger(__name__)
+
+
+class Restarter:
+    """One child and its line in the state file; `changed` is called after every change of that line."""
+
+    def __init__(self, child: Child, state: ChildState, changed: Callable[[], None]) -> None:
+        self.child = child
+        self.state = state
+        self._changed = changed
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """First start: an error is raised to the caller, there is no second try."""
+        await self._launch()
+        self._watch = asyncio.create_task(self._keep(), name=f"keep-{self.child.name}")
+
+    async def stop(self) -> None:
+        """End the child; it is not started again."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        await self.child.stop()
+        self.state.ref = None
+        self._set("stopped")
+        logger.info("%s stopped", self.child.name)
+
+    async def _launch(self) -> None:
+        self._set("starting")
+        self.state.ref = await self.child.spawn()
+        self._changed()
+        try:
+            await self.child.wait_ready()
+        except BaseException:
+            await self.child.kill9()
+            self.state.ref = None
+            raise
+        self._set("ready")
+        logger.info("%s ready (pid %d)", self.child.name, self.state.ref.pid)
+
+    async def _keep(self) -> None:
+        failures = 0
+        while True:
+            code = await self.child.wait()
+            await self.child.kill9()  # its process group may have outlived it
+            failures = 0 if time.time() - self.state.since > STEADY_S else failures
+            self._died(describe_exit(code))
+            while not await self._try_again(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**failures)):
+                failures += 1
+            failures += 1
+
+    async def _try_again(self, pause_s: float) -> bool:
+        logger.warning("%s starts again in %.1f s", self.child.name, pause_s)
+        await asyncio.sleep(pause_s)
+        self.state.restarts += 1
+        try:
+            await self._launch()
+        except (RollbookError, OSError) as error:
+            self._died(str(error))
+            return False
+        return True
+
+    def _died(self, why: str) -> None:
+        logger.error("%s died: %s", self.child.name, why)
+        self.state.ref = None
+        self.state.last_exit = why
+        self._set("restarting")
+
+    def _set(self, phase: ChildPhase) -> None:
+        self.state.phase = phase
+        self.state.since = time.time()
+        self._changed()
+
+
+Log = Callable[[str], None]
+
+_STOP_SIGNALS = {"postgres": signal.SIGINT}
+
+
+async def stop_leftovers(state: StackState, log: Log) -> int:
+    """Stop every process of the run that `state` describes; their number.
+
+    First the recorded children, workers before the servers they talk to, then whatever carries the run's mark:
+    a child started just before the supervisor died is in no file.
+    """
+    stopped = 0
+    for name, child in sorted(state.children.items(), key=lambda item: _order(item[0])):
+        if child.ref is None:
+            continue
+        if child.ref.alive():
+            log(f"stopping {name} (pid {child.ref.pid}), left by an earlier supervisor")
+            await stop_process(child.ref, _STOP_SIGNALS.get(name, signal.SIGTERM))
+            stopped += 1
+        kill_group(child.ref)
+    if state.token:
+        for ref in marked_processes(TOKEN_VARIABLE, state.token):
+            log(f"killing pid {ref.pid}, left by an earlier supervisor")
+            ref.signal(signal.SIGKILL)
+            await wait_gone(ref, 5.0)
+            stopped += 1
+    return stopped
+
+
+def _order(name: str) -> int:
+    if name.startswith("worker"):
+        return 0
+    return {"artifacts": 1, "temporal": 2}.get(name, 3)

@@ -1,4 +1,4 @@
-"""`rollbook up` and `rollbook down`."""
+"""`rollbook up` and `rollbook down`: the processes of the stack, its desktops, and the local Docker engine."""
 
 import asyncio
 import os
@@ -8,14 +8,16 @@ import sys
 import time
 from collections.abc import Callable
 
+from pydantic import ValidationError
+
 from rollbook.config.settings import Settings
 from rollbook.config.unknown_names import unknown_names
 from rollbook.errors import ProviderUnavailable
-from rollbook.stack.children import StackError
-from rollbook.stack.containers import remove_desktops
-from rollbook.stack.docker_engine import ensure_engine, stop_engine
-from rollbook.stack.leftovers import stop_leftovers
-from rollbook.stack.processes import stop_process, wait_gone
+from rollbook.sandboxes.docker.checks import SETUP_SCRIPT, engine_fix, engine_problem, may_set_up_engine
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, Removed
+from rollbook.sandboxes.registry import opened_providers
+from rollbook.stack.children import StackError, stop_leftovers
+from rollbook.stack.processes import ProcessRef, stop_process, wait_gone
 from rollbook.stack.state import StackState, StateDir
 
 Log = Callable[[str], None]
@@ -23,6 +25,7 @@ Log = Callable[[str], None]
 UP_TIMEOUT_S = 240.0
 SUPERVISOR_START_S = 30.0
 STOP_TIMEOUT_S = 60.0
+LOOK_S = 10.0
 
 
 async def up(settings: Settings, log: Log = print, engine: bool = True) -> StackState:
@@ -52,7 +55,7 @@ async def _begin(state: StackState | None, state_dir: StateDir, settings: Settin
             raise StackError(f"the supervisor (pid {state.supervisor.pid}) does not end: run `rollbook down`")
         if state.phase in ("starting", "ready"):
             log("the supervisor is gone: starting the stack again")
-        # What it left running stays recorded for the next supervisor; its verdict does not.
+        # The processes it left stay recorded for the next supervisor; its phase does not.
         state.phase, state.error, state.supervisor = "starting", None, None
         state_dir.write(state)
     await asyncio.to_thread(_spawn_supervisor, settings, state_dir)
@@ -77,13 +80,13 @@ def _spawn_supervisor(settings: Settings, state_dir: StateDir) -> None:
 
 async def _wait_ready(state_dir: StateDir, log: Log) -> StackState:
     started = time.monotonic()
-    told: set[str] = set()
+    reported: set[str] = set()
     while (waited := time.monotonic() - started) < UP_TIMEOUT_S:
         state = state_dir.read()
         if state is not None and state.running():
             for name, child in state.children.items():
-                if child.phase == "ready" and name not in told:
-                    told.add(name)
+                if child.phase == "ready" and name not in reported:
+                    reported.add(name)
                     log(f"{name}: {child.address}")
             if state.healthy():
                 return state
@@ -131,7 +134,7 @@ async def _remove_desktops(settings: Settings, state_dir: StateDir, log: Log) ->
             "left: start the engine, or correct DOCKER_HOST, and run `rollbook down` again"
         ) from error
     state_dir.engine_used.unlink(missing_ok=True)
-    words = [f"{number} {what} removed" for number, what in zip(removed, removed._fields, strict=True) if number]
+    words = [f"{number} {kind} removed" for number, kind in zip(removed, removed._fields, strict=True) if number]
     log("; ".join(["the stack is down", *words]))
 
 
@@ -140,3 +143,65 @@ def _forget_processes(state: StackState) -> None:
     state.temporal_address = state.temporal_ui_url = state.artifact_base_url = state.database_url = None
     for child in state.children.values():
         child.phase, child.ref = "stopped", None
+
+
+async def ensure_engine(settings: Settings, log: Log = print) -> None:
+    """Return when a Docker engine answers. Raises StackError naming what is missing and the fix."""
+    problem = await asyncio.to_thread(engine_problem)
+    if problem is None:
+        return
+    if not may_set_up_engine():
+        raise StackError(f"no Docker engine answers ({problem}): {engine_fix(problem)}")
+    install = {"ROLLBOOK_INSTALL_DOCKER": "1" if settings.install_docker else "0"}
+    process = await asyncio.create_subprocess_exec(
+        str(SETUP_SCRIPT),
+        "engine",
+        env={**os.environ, **settings.environment(), **install},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    output = (await process.communicate())[0].decode(errors="replace").strip()
+    if process.returncode != 0:
+        raise StackError(f"no Docker engine answers ({problem}) and it cannot be set up: {output[-400:]}")
+    log("the Docker engine runs")
+
+
+async def stop_engine(settings: Settings, log: Log = print) -> None:
+    """Stop the engine if it is the one that was started for this state directory."""
+    record = StateDir.of(settings).engine
+    try:
+        ref = ProcessRef.model_validate_json(record.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        log("the Docker engine was not started by this stack: left running")
+        return
+    if ref.alive():
+        await stop_process(ref, grace_s=30.0)
+        log("the Docker engine is stopped")
+    record.unlink(missing_ok=True)
+
+
+def record_engine(settings: Settings, pid: int) -> None:
+    """Write down that the engine with this pid was started for this state directory, and may be stopped with it."""
+    if (ref := ProcessRef.of(pid)) is not None:
+        StateDir.made(settings).engine.write_text(ref.model_dump_json())
+
+
+async def count_desktops(settings: Settings) -> int | None:
+    """Count the deployment's desktops; None if a provider does not answer."""
+    labels = {LABEL_DEPLOYMENT: settings.deployment_id}
+    try:
+        async with opened_providers(settings, LOOK_S) as providers, asyncio.timeout(LOOK_S):
+            return sum([len(await provider.list(labels)) for provider in providers.values()])
+    except (ProviderUnavailable, TimeoutError):
+        return None
+
+
+async def remove_desktops(settings: Settings) -> Removed:
+    """Remove every desktop and every network of the deployment.
+
+    Raises ProviderUnavailable when a provider does not answer: something may be left then.
+    """
+    async with opened_providers(settings) as providers:
+        removed = [await provider.remove_all(settings.deployment_id) for provider in providers.values()]
+    return Removed(sum(each.desktops for each in removed), sum(each.networks for each in removed))

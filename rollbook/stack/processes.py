@@ -1,43 +1,61 @@
-"""Naming an operating system process so that nobody else's is ever signalled.
+"""Processes and loopback ports of this machine.
 
-A pid alone is reused by the kernel. A `ProcessRef` also holds the process's start time and the boot it
-belongs to; together they name one process for good.
+A pid alone is reused by the kernel. A `ProcessRef` also holds the process's start time and the boot it belongs to, so
+that no other process is ever signalled.
 """
 
 import asyncio
 import os
 import signal
+import socket
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 from pydantic import BaseModel, ConfigDict
 
+from rollbook.errors import ConfigError
+
+HOST = "127.0.0.1"
+PREFERRED = {"temporal": 7233, "temporal_ui": 8233, "artifact": 8288}
+"""Port of each server where it is free."""
 _POLL_S = 0.05
 
 
 class ProcessRef(BaseModel):
-    """One process: pid, start time (clock ticks after boot) and boot id."""
+    """One process: pid, start time (seconds after boot) and boot id."""
 
     model_config = ConfigDict(frozen=True)
 
     pid: int
-    start_ticks: int
+    start_s: float
     boot_id: str
 
     @classmethod
     def of(cls, pid: int) -> "ProcessRef | None":
         """The process that has `pid` now, or None if there is none (a zombie counts as none)."""
-        stat = _stat(pid)
-        return None if stat is None else cls(pid=pid, start_ticks=stat, boot_id=_boot_id())
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                    return None
+                # Relative to the boot, because setting the clock moves both by the same amount.
+                start_s = round(process.create_time() - psutil.boot_time(), 2)
+        except psutil.NoSuchProcess:
+            return None
+        return cls(pid=pid, start_s=start_s, boot_id=_boot_id())
 
     def alive(self) -> bool:
         """True while this very process runs."""
-        return self.boot_id == _boot_id() and _stat(self.pid) == self.start_ticks
+        return ProcessRef.of(self.pid) == self
 
     def signal(self, signum: int) -> bool:
         """Send `signum` to this process. False if it is gone."""
         try:
+            # A pidfd names the process even if it ends, and its pid is reused, between the check and the signal.
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return False
@@ -50,17 +68,6 @@ class ProcessRef(BaseModel):
         finally:
             os.close(pidfd)
         return True
-
-
-def _stat(pid: int) -> int | None:
-    """Start time in clock ticks, or None for no process or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The command name may hold spaces and parentheses: fields are counted from the last ')'.
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 def _boot_id() -> str:
@@ -79,7 +86,7 @@ async def stop_process(ref: ProcessRef, signum: int = signal.SIGTERM, grace_s: f
 def kill_group(ref: ProcessRef) -> None:
     """SIGKILL the process group that `ref` leads, also when the leader itself is gone already.
 
-    While any member of the group lives, the kernel gives its number to nobody else.
+    While any member of the group lives, the kernel does not reuse its number.
     """
     if ref.boot_id != _boot_id() or (ProcessRef.of(ref.pid) not in (None, ref)):
         return
@@ -102,15 +109,78 @@ def marked_processes(name: str, value: str) -> list[ProcessRef]:
 
     Processes of other users that we may not read are left out.
     """
-    mark = f"{name}={value}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
+    marked = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if (
+                process.pid != os.getpid()
+                and process.environ().get(name) == value
+                and (ref := ProcessRef.of(process.pid))
+            ):
+                marked.append(ref)
+    return marked
+
+
+def is_free(port: int) -> bool:
+    """True if a server could listen on loopback port `port` now."""
+    with socket.socket() as probe:
+        # Lets a port in TIME_WAIT count as free; one with a listener still refuses.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            environ = (entry / "environ").read_bytes()
+            probe.bind((HOST, port))
         except OSError:
-            continue
-        if mark in environ.split(b"\0") and (ref := ProcessRef.of(int(entry.name))):
-            found.append(ref)
-    return found
+            return False
+    return True
+
+
+def free_port(avoid: Iterable[int] = ()) -> int:
+    """A loopback port that is free now and not in `avoid`."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port: int = probe.getsockname()[1]
+        if port not in avoid:
+            return port
+
+
+def choose(setting: str, pinned: int | None, preferred: Iterable[int], avoid: Iterable[int] = ()) -> int:
+    """The port to use: `pinned` if given, else the first free one of `preferred`, else any free one.
+
+    Raises ConfigError naming `setting` and the holder when `pinned` is taken.
+    """
+    if pinned is not None:
+        if not is_free(pinned):
+            raise ConfigError(
+                f"port {pinned} ({setting}) is taken by {holder(pinned)}: "
+                f"stop that program, or unset {setting} to have a free port chosen"
+            )
+        return pinned
+    taken = set(avoid)
+    for port in preferred:
+        if port not in taken and is_free(port):
+            return port
+    return free_port(taken)
+
+
+def holder(port: int) -> str:
+    """The program that listens on loopback port `port`: `pid 123 (name)`; `another program` where that is hidden."""
+    with suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            if _listening(connection, port) and connection.pid:
+                return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
+    return "another program"
+
+
+def listens(pid: int, port: int) -> bool:
+    """True if process `pid` (of our own user, or we are root) listens on `port`.
+
+    An answer on a port proves nothing about a child process: another program may have been quicker.
+    """
+    try:
+        return any(_listening(connection, port) for connection in psutil.Process(pid).net_connections("tcp"))
+    except psutil.Error:
+        return False
+
+
+def _listening(connection: Any, port: int) -> bool:
+    return bool(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port)

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
-from rollbook.stack.containers import count_desktops
+from rollbook.stack.lifecycle import count_desktops
 from rollbook.stack.state import ChildState, StackState, StateDir
 
 Log = Callable[[str], None]

@@ -1,18 +1,15 @@
-"""What the stack knows about itself: `stack.json` in the state directory, written by the supervisor.
+"""The state of the stack: `stack.json` in the state directory, written by the supervisor.
 
-Other processes read it to find addresses (`rollbook.config.connections`), processes (`ps`) and what to clean up
+Other processes read it to find addresses (`rollbook.config.connections`), processes (`ps`) and processes to clean up
 (`down`). It is readable by its owner only.
 """
 
-import asyncio
-import fcntl
 import os
 import stat
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
+from filelock import AsyncFileLock, FileLock, Timeout
 from pydantic import BaseModel, Field, ValidationError
 
 from rollbook.config.settings import Settings
@@ -30,13 +27,13 @@ class ChildState(BaseModel):
     ref: ProcessRef | None = None
     """The process now; None between an exit and the next start."""
     since: float = 0.0
-    """When the phase began, seconds since the epoch."""
+    """Begin of the phase, seconds since the epoch."""
     restarts: int = 0
     last_exit: str | None = None
-    """Why it ended last, for instance `signal SIGKILL`."""
+    """The reason of its last exit, for instance `signal SIGKILL`."""
     log: Path
     address: str | None = None
-    """Where it listens, as people would type it."""
+    """The address it listens on, as people would type it."""
 
 
 class StackState(BaseModel):
@@ -45,7 +42,7 @@ class StackState(BaseModel):
     version: int = 1
     phase: StackPhase
     error: str | None = None
-    """Why the phase is `failed`."""
+    """The reason for the phase `failed`."""
     deployment_id: str
     supervisor: ProcessRef | None = None
     token: str | None = None
@@ -87,6 +84,8 @@ class StateDir:
         self.state_file = root / "stack.json"
         self.engine_used = root / "engine-used"
         """Exists while desktops may have been started on the local Docker engine: from `up` to a clean `down`."""
+        self.engine = root / "engine.json"
+        """Names the process of a Docker engine that was started for this stack (`ProcessRef`)."""
         self.logs = root / "logs"
         self.run = root / "run"
         self.temporal = root / "temporal"
@@ -102,23 +101,23 @@ class StateDir:
         """The directory, made if need be. ConfigError, and nothing is made, where the embedded Postgres cannot be."""
         if settings.database_url is None:
             require_enterable(settings.state_dir)
-        found = cls.of(settings)
-        found.create()
-        return found
+        state_dir = cls.of(settings)
+        state_dir.create()
+        return state_dir
 
     def create(self) -> None:
-        """Make the directory. ConfigError if it is somebody else's (its default name is predictable)."""
+        """Make the directory. ConfigError if another user owns it (its default name is predictable)."""
         try:
             # Root's may be entered by the Postgres user; the directories below are closed one by one.
             self.root.mkdir(parents=True, exist_ok=True, mode=0o711 if os.geteuid() == 0 else 0o700)
-            found = self.root.lstat()
+            status = self.root.lstat()
         except OSError as error:
             raise ConfigError(
                 f"ROLLBOOK_STATE_DIR {self.root} cannot be created ({error.strerror}): set it to a directory of yours"
             ) from error
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise ConfigError(
-                f"ROLLBOOK_STATE_DIR {self.root} must be a directory that you own and nobody else may write to: "
+                f"ROLLBOOK_STATE_DIR {self.root} must be a directory that you own and no other user may write to: "
                 "remove it, chmod go-w it, or choose another"
             )
         for private in (self.logs, self.run, self.artifacts):
@@ -138,30 +137,25 @@ class StateDir:
             raise ConfigError(f"{self.state_file} is damaged ({error.error_count()} errors): delete it") from error
 
     def write(self, state: StackState) -> None:
-        """Replace the state in one step, so that readers never see half of it."""
+        """Replace the state in one step, so that readers never see a part of it."""
         partial = self.state_file.with_suffix(".partial")
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
             file.write(state.model_dump_json(indent=1))
         partial.replace(self.state_file)
 
-    @asynccontextmanager
-    async def lock(self, name: str) -> AsyncIterator[None]:
-        """Hold the lock file `name`, waiting for whoever has it."""
-        while (file := self.try_lock(name)) is None:  # noqa: ASYNC110 - another process holds it
-            await asyncio.sleep(0.05)
-        with file:
-            yield
+    def lock(self, name: str) -> AsyncFileLock:
+        """The lock file `name`, for `async with`: waits while another process holds it."""
+        return AsyncFileLock(self.root / f"{name}.lock")
 
-    def try_lock(self, name: str) -> TextIO | None:
-        """Take the lock file `name` until the returned file is closed; None if another process has it."""
-        file = (self.root / f"{name}.lock").open("w")
+    def try_lock(self, name: str) -> FileLock | None:
+        """Take the lock file `name` until this process ends; None if another process holds it."""
+        lock = FileLock(self.root / f"{name}.lock")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
+            lock.acquire(blocking=False)
+        except Timeout:
             return None
-        return file
+        return lock
 
 
 def require_enterable(directory: Path) -> None:

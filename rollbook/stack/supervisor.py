@@ -10,22 +10,59 @@ import secrets
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
+import psycopg
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.namespace.v1 import NamespaceConfig
+from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
+from temporalio.client import Client
+from temporalio.envconfig import ClientConfig
+from temporalio.service import RPCError
+
 from rollbook.config.settings import Settings, load_settings
-from rollbook.errors import RollbookError
-from rollbook.stack.artifacts import ArtifactServer
-from rollbook.stack.children import TOKEN_VARIABLE, Child, StackError
-from rollbook.stack.keeper import Keeper
-from rollbook.stack.leftovers import stop_leftovers
-from rollbook.stack.ports import PREFERRED, choose
+from rollbook.errors import ConfigError, RollbookError
+from rollbook.ledger.migrate import upgrade
+from rollbook.stack.children import TOKEN_VARIABLE, Child, Restarter, StackError, stop_leftovers
 from rollbook.stack.postgres import PostgresServer
-from rollbook.stack.prepare import check_ledger, external_temporal, migrate, set_retention
-from rollbook.stack.processes import ProcessRef
+from rollbook.stack.processes import PREFERRED, ProcessRef, choose
+from rollbook.stack.servers import WORKER_PROGRAM, ArtifactServer, TemporalServer, Worker
 from rollbook.stack.state import ChildState, StackPhase, StackState, StateDir
-from rollbook.stack.temporal_server import TemporalServer
-from rollbook.stack.worker import WORKER_PROGRAM, Worker
+
+
+async def check_ledger(url: str) -> None:
+    """ConfigError if no Postgres answers at `url`, the one of ROLLBOOK_DATABASE_URL."""
+    try:
+        connection = await psycopg.AsyncConnection.connect(url.replace("+psycopg", "", 1), connect_timeout=10)
+    except psycopg.OperationalError as error:
+        raise ConfigError(f"the Postgres of ROLLBOOK_DATABASE_URL refuses the connection: {error}") from error
+    await connection.close()
+
+
+async def set_retention(address: str, days: int) -> None:
+    """Let the dev server's namespace keep finished workflows for `days` days (it starts with one)."""
+    duration = Duration()
+    duration.FromTimedelta(timedelta(days=days))
+    client = await Client.connect(address)
+    await client.workflow_service.update_namespace(
+        UpdateNamespaceRequest(namespace="default", config=NamespaceConfig(workflow_execution_retention_ttl=duration))
+    )
+
+
+async def external_temporal() -> tuple[str, str]:
+    """(address, namespace) of the configured Temporal server, which must answer."""
+    config = ClientConfig.load_client_connect_config()
+    address, namespace = config.get("target_host"), config.get("namespace", "default")
+    if not address:
+        raise ConfigError("ROLLBOOK_TEMPORAL=external, but no server is named: set TEMPORAL_ADDRESS or a profile")
+    try:
+        await Client.connect(**config)
+    except (RPCError, RuntimeError) as error:
+        raise ConfigError(f"no Temporal server answers at {address} (TEMPORAL_ADDRESS): {error}") from error
+    return address, namespace
+
 
 ServerT = TypeVar("ServerT", bound=Child)
 
@@ -38,7 +75,7 @@ class Supervisor:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._dir = StateDir.of(settings)
-        self._keepers: list[Keeper] = []
+        self._restarters: list[Restarter] = []
         self._stop = asyncio.Event()
         before = self._dir.read()
         self._preferred = dict(PREFERRED) | (before.ports if before else {})
@@ -63,8 +100,8 @@ class Supervisor:
         self._write()
         failure = await self._until_stopped()
         self._set_phase("stopping")
-        for keeper in reversed(self._keepers):
-            await keeper.stop()
+        for restarter in reversed(self._restarters):
+            await restarter.stop()
         await stop_leftovers(self._state, logger.warning)
         self._state.error = failure
         self._set_phase("failed" if failure else "stopped")
@@ -106,7 +143,7 @@ class Supervisor:
             url = await server.create_database("rollbook")
             self._state.database_url = url
         self._env["ROLLBOOK_DATABASE_URL"] = url
-        await migrate(url)
+        await asyncio.to_thread(upgrade, url)
         self._write()
 
     async def _temporal(self) -> None:
@@ -177,9 +214,9 @@ class Supervisor:
     async def _keep(self, child: Child, address: str) -> None:
         line = ChildState(log=child.log, address=address, since=time.time())
         self._state.children[child.name] = line
-        keeper = Keeper(child, line, self._write)
-        self._keepers.append(keeper)
-        await keeper.start()
+        restarter = Restarter(child, line, self._write)
+        self._restarters.append(restarter)
+        await restarter.start()
 
     def _port(self, name: str, pinned: int | None) -> int:
         port = choose(

@@ -29,8 +29,8 @@ from rollbook.sandboxes.provider import (
     remove_sandbox,
 )
 from rollbook.sandboxes.registry import GROUP, opened_providers, provider_kind, provider_kinds, provider_names
-from rollbook.stack.containers import count_desktops, remove_desktops
 from rollbook.stack.doctor import examinations
+from rollbook.stack.lifecycle import count_desktops, remove_desktops
 from tests.support.system import null_spec, running_system, small_tasks, system_settings
 
 

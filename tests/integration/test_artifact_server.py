@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from rollbook.artifacts import ArtifactStore
-from rollbook.stack.artifacts import ArtifactServer
-from rollbook.stack.ports import free_port
+from rollbook.stack.processes import free_port
+from rollbook.stack.servers import ArtifactServer
 from tests.support.servers import scratch_directory
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 40

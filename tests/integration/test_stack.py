@@ -24,8 +24,7 @@ from rollbook.errors import ConfigError
 from rollbook.sandboxes.docker.engine import network_arguments
 from rollbook.stack.children import StackError
 from rollbook.stack.lifecycle import down, up
-from rollbook.stack.ports import free_port
-from rollbook.stack.processes import ProcessRef, marked_processes
+from rollbook.stack.processes import ProcessRef, free_port, marked_processes
 from rollbook.stack.report import logs, ps
 from rollbook.stack.state import StackState, StateDir
 from tests.support.servers import DEPLOYMENT_LABEL, containers_of, networks_of, scratch_directory

@@ -16,9 +16,9 @@ from docker.models.containers import Container
 from docker.models.networks import Network
 
 from rollbook.sandboxes.docker.engine import remove_networks
-from rollbook.stack.ports import free_port
 from rollbook.stack.postgres import PostgresServer
-from rollbook.stack.temporal_server import TemporalServer
+from rollbook.stack.processes import free_port
+from rollbook.stack.servers import TemporalServer
 
 __all__ = [
     "DEPLOYMENT_LABEL",

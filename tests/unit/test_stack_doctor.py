@@ -11,8 +11,7 @@ import pytest
 from rollbook.config.findings import Check
 from rollbook.config.settings import Settings, load_settings
 from rollbook.sandboxes.docker import checks as checks_docker
-from rollbook.stack import checks, facts
-from rollbook.stack import doctor as doctor_module
+from rollbook.stack import doctor as checks
 from rollbook.stack.artifact_server import media_type
 from rollbook.stack.doctor import examinations, print_checks
 
@@ -27,9 +26,9 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("level", "code"), [("ok", 0), ("warn", 0), ("fail", 1)])
 def test_only_a_missing_requirement_fails(level: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    check = Check.model_validate({"name": "thing", "level": level, "found": "x", "fix": "mend it"})
+    check = Check.model_validate({"name": "thing", "level": level, "found": "x", "fix": "repair it"})
     assert print_checks([check]) == code
-    assert ("mend it" in capsys.readouterr().out) == (level != "ok")
+    assert ("repair it" in capsys.readouterr().out) == (level != "ok")
     assert print_checks([check], as_json=True) == code
     assert json.loads(capsys.readouterr().out)["ok"] == (code == 0)
 
@@ -49,8 +48,8 @@ CASES: list[tuple[Callable[[Settings], Check], dict[str, Any], dict[str, Any], s
     (checks.check_python, {"python_version": (3, 13, 9)}, {}, "ok", "3.13.9", ""),
     (checks.check_python, {"python_version": (3, 10, 1)}, {}, "fail", "3.10.1", "Python 3.11"),
     (checks.check_python, {"python_version": (3, 14, 0)}, {}, "fail", "3.14.0", "3.13"),
-    (checks.check_uv, {"uv": "/bin/uv"}, {}, "ok", "/bin/uv", ""),
-    (checks.check_uv, {"uv": None}, {}, "warn", "cannot be built", "make setup"),
+    (checks.check_uv, {"uv_path": "/bin/uv"}, {}, "ok", "/bin/uv", ""),
+    (checks.check_uv, {"uv_path": None}, {}, "warn", "cannot be built", "make setup"),
     (checks.check_sandbox, {"bubblewrap_problem": None}, {}, "ok", "works", ""),
     (checks.check_sandbox, {"bubblewrap_problem": "missing"}, {}, "fail", "missing", "apt-get install bubblewrap"),
     (checks.check_sandbox, {"bubblewrap_problem": "no", "kernel_switch": "0"}, {}, "fail", "no", "userns_clone=1"),
@@ -105,12 +104,12 @@ def test_what_is_found_is_judged(
     fix: str,
 ) -> None:
     for name, value in {"engine_problem": None, "engine_info": ENGINE, **found_facts}.items():
-        for module in (checks, checks_docker, facts):
+        for module in (checks, checks_docker):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value if callable(value) else lambda *_, value=value: value)
     finding = check(load_settings(_env_file=None, **{"state_dir": "/state", **changes}))
     assert (finding.level, found in finding.found, fix in (finding.fix or "")) == (level, True, True), finding
-    assert finding.level == "ok" or finding.fix or "without an engine" in finding.found, "every trouble has its fix"
+    assert finding.level == "ok" or finding.fix or "without an engine" in finding.found, "every problem has its fix"
 
 
 def test_the_disk_of_an_engine_elsewhere_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +145,7 @@ async def test_a_check_that_breaks_is_a_finding() -> None:
     def check_broken_thing(_: Settings) -> Check:
         raise OSError("boom")
 
-    finding = await doctor_module._guarded(check_broken_thing, load_settings())
+    finding = await checks._guarded(check_broken_thing, load_settings())
     assert (finding.name, finding.level, finding.found) == ("broken thing", "fail", "boom")
 
 

@@ -50,7 +50,7 @@ def test_a_reused_pid_is_left_alone() -> None:
     process = _sleeper()
     ref = ProcessRef.of(process.pid)
     assert ref is not None
-    earlier = ref.model_copy(update={"start_ticks": ref.start_ticks - 1})
+    earlier = ref.model_copy(update={"start_s": ref.start_s - 1})
     other_boot = ref.model_copy(update={"boot_id": "another"})
     for stale in (earlier, other_boot):
         assert not stale.alive()

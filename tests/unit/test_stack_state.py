@@ -17,7 +17,7 @@ from rollbook.stack.state import ChildState, StackState, StateDir
 def _state(running: bool = True) -> StackState:
     me = ProcessRef.of(os.getpid())
     assert me is not None
-    gone = me.model_copy(update={"start_ticks": me.start_ticks - 1})
+    gone = me.model_copy(update={"start_s": me.start_s - 1})
     return StackState(
         phase="ready",
         deployment_id="t",
@@ -55,7 +55,7 @@ def test_create_refuses_a_symlink(settings: Settings, tmp_path: Path) -> None:
 def test_create_refuses_what_others_may_write(settings: Settings) -> None:
     settings.state_dir.mkdir()
     settings.state_dir.chmod(0o777)
-    with pytest.raises(ConfigError, match="nobody else may write"):
+    with pytest.raises(ConfigError, match="no other user may write"):
         StateDir.of(settings).create()
 
 
@@ -73,10 +73,10 @@ def test_locks_exclude(settings: Settings) -> None:
     first = directory.try_lock("up")
     assert first is not None
     assert directory.try_lock("up") is None
-    first.close()
+    first.release()
     again = directory.try_lock("up")
     assert again is not None
-    again.close()
+    again.release()
 
 
 def test_a_stack_without_its_supervisor_is_not_running(settings: Settings) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 from docker.errors import DockerException, ImageNotFound
 
 from rollbook.config.findings import DISK_COMFORT_GB, SETUP, Check, disk_level, free_gb
-from rollbook.config.settings import Settings
+from rollbook.config.settings import PROJECT_ROOT, Settings
 from rollbook.sandboxes.docker.engine import docker_client
 from rollbook.sandboxes.docker.image import image_tag
 
 TIMEOUT_S = 10.0
+SETUP_SCRIPT = PROJECT_ROOT / "scripts" / "bootstrap.sh"
+"""`bootstrap.sh engine` installs and starts a Docker engine."""
 
 
 def check_engine(_: Settings) -> Check:
@@ -75,18 +77,18 @@ def engine_fix(problem: str) -> str:
     """Return what the user can do about `problem`."""
     if os.environ.get("DOCKER_HOST"):
         return "start the engine that DOCKER_HOST names, or unset DOCKER_HOST"
-    if os.geteuid() == 0:
+    if may_set_up_engine():
         return "`rollbook up` starts it, or installs it first on Debian and Ubuntu"
     if "Permission denied" in problem:
         return "`sudo usermod -aG docker $USER`, then log in again"
-    if dockerd() is None:
+    if shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin") is None:
         return "`sudo apt-get install docker.io` and `sudo usermod -aG docker $USER`, then log in again"
     return "`sudo systemctl start docker`"
 
 
-def dockerd() -> str | None:
-    """Return the path of the engine's program; None when it is not installed."""
-    return shutil.which("dockerd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+def may_set_up_engine() -> bool:
+    """True where `rollbook up` may run the setup script: as root, in a checkout, for the engine of this machine."""
+    return os.geteuid() == 0 and not os.environ.get("DOCKER_HOST") and SETUP_SCRIPT.exists()
 
 
 def engine_info() -> dict[str, Any]:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.stack import keeper as keeper_module
-from rollbook.stack.children import Child, Command, StackError
-from rollbook.stack.keeper import Keeper
+from rollbook.stack import children
+from rollbook.stack.children import Child, Command, Restarter, StackError
 from rollbook.stack.state import ChildState
 
 
@@ -31,9 +30,9 @@ class Script(Child):
         return (self.directory / "ready").exists()
 
 
-def _keeper(directory: Path, code: str) -> Keeper:
+def _restarter(directory: Path, code: str) -> Restarter:
     child = Script(directory, code)
-    return Keeper(child, ChildState(log=child.log), lambda: None)
+    return Restarter(child, ChildState(log=child.log), lambda: None)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -43,45 +42,45 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_killed_child_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_module, "FIRST_PAUSE_S", 0.01)
-    keeper = _keeper(tmp_path, "import pathlib, time; pathlib.Path('ready').touch(); time.sleep(60)")
-    await keeper.start()
-    first = keeper.state.ref
+    monkeypatch.setattr(children, "FIRST_PAUSE_S", 0.01)
+    restarter = _restarter(tmp_path, "import pathlib, time; pathlib.Path('ready').touch(); time.sleep(60)")
+    await restarter.start()
+    first = restarter.state.ref
     assert first is not None
-    assert keeper.state.phase == "ready"
+    assert restarter.state.phase == "ready"
     first.signal(9)
-    await _until(lambda: keeper.state.phase == "ready" and keeper.state.ref not in (None, first))
-    assert keeper.state.restarts == 1
-    assert keeper.state.last_exit == "signal SIGKILL"
-    second = keeper.state.ref
-    await keeper.stop()
+    await _until(lambda: restarter.state.phase == "ready" and restarter.state.ref not in (None, first))
+    assert restarter.state.restarts == 1
+    assert restarter.state.last_exit == "signal SIGKILL"
+    second = restarter.state.ref
+    await restarter.stop()
     assert second is not None
     assert not second.alive()
-    assert keeper.state.model_dump()["phase"] == "stopped"
+    assert restarter.state.model_dump()["phase"] == "stopped"
 
 
 async def test_pauses_grow_while_it_keeps_dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(keeper_module, "FIRST_PAUSE_S", 0.01)
-    original = Keeper._try_again
+    monkeypatch.setattr(children, "FIRST_PAUSE_S", 0.01)
+    original = Restarter._try_again
 
-    async def spy(self: Keeper, pause_s: float) -> bool:
+    async def spy(self: Restarter, pause_s: float) -> bool:
         pauses.append(pause_s)
         return await original(self, pause_s)
 
-    monkeypatch.setattr(Keeper, "_try_again", spy)
-    keeper = _keeper(tmp_path, "import pathlib, time; pathlib.Path('ready').touch(); time.sleep(0.1)")
-    await keeper.start()
+    monkeypatch.setattr(Restarter, "_try_again", spy)
+    restarter = _restarter(tmp_path, "import pathlib, time; pathlib.Path('ready').touch(); time.sleep(0.1)")
+    await restarter.start()
     await _until(lambda: len(pauses) >= 4)
-    await keeper.stop()
+    await restarter.stop()
     assert pauses[:4] == [0.01, 0.02, 0.04, 0.08]
 
 
 async def test_a_first_start_that_fails_is_the_callers(tmp_path: Path) -> None:
-    keeper = _keeper(tmp_path, "print('no such luck'); raise SystemExit(3)")
+    restarter = _restarter(tmp_path, "print('no such luck'); raise SystemExit(3)")
     with pytest.raises(StackError, match=r"exit code 3(.|\n)*no such luck(.|\n)*script\.log"):
-        await keeper.start()
-    await keeper.stop()
+        await restarter.start()
+    await restarter.stop()
 
 
 async def test_a_start_that_takes_too_long_leaves_nothing(tmp_path: Path) -> None:
