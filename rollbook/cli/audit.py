@@ -1,15 +1,26 @@
 """`audit`: prove the roll call of a batch from the ledger and the artifact store alone."""
 
+import uuid
 from dataclasses import asdict
+from typing import Annotated
 
+import typer
+from temporalio.client import WorkflowFailureError
+
+from models import names
+from models.janitor import Reconciled, ReconcileRequest
 from rollbook.artifacts import ArtifactStore
-from rollbook.cli.aio import finish
-from rollbook.cli.failures import NOT_TRUE, OK
-from rollbook.cli.opening import open_ledger, open_reader, settings
-from rollbook.cli.options import AsJson, BatchArgument
+from rollbook.cli.command import FAILURE, OK, AsJson, BatchArgument, Failed, RolloutArgument, finish
+from rollbook.cli.connections import connect, open_ledger, open_reader, settings
 from rollbook.cli.out import clean, print_json, print_table, say, several
 from rollbook.config.settings import Settings
+from rollbook.evidence.exact import exact_envelope, full_envelope, trajectory_model_calls
+from rollbook.evidence.load import load_calls
+from rollbook.evidence.trajectory import semantic_trajectory
+from rollbook.evidence.verify import Proof, verify
 from rollbook.ledger import AuditReport, Ledger
+from rollbook.ledger.reader import RecordedAttempt
+from rollbook.temporal.schedules import schedule_id
 
 
 def audit(batch: BatchArgument, as_json: AsJson = False) -> None:
@@ -22,7 +33,7 @@ def audit(batch: BatchArgument, as_json: AsJson = False) -> None:
         async with open_ledger(found) as ledger:
             report = await examine(found, ledger, batch)
         print_json(asdict(report)) if as_json else print_audit(report)
-        return OK if report.ok else NOT_TRUE
+        return OK if report.ok else FAILURE
 
     finish(work())
 
@@ -45,3 +56,124 @@ def print_audit(report: AuditReport) -> None:
         f"{report.batch_id}: {verdict}; {report.planned} planned, {report.final} final, "
         f"{report.artifacts_checked} artifacts checked"
     )
+
+
+evidence = typer.Typer(help="What the model saw, said and did.", no_args_is_help=True)
+
+FullOption = Annotated[bool, typer.Option("--full", help="With token arrays, prompts and replies of every call.")]
+AttemptOption = Annotated[int | None, typer.Option("--attempt", help="The selected one by default.", min=1)]
+
+
+@evidence.command("verify")
+def verify_rollout(rollout: RolloutArgument, attempt: AttemptOption = None, as_json: AsJson = False) -> None:
+    """Build every request again from the stored turns, read every reply again, compare.
+
+    Exit code 1 if anything differs or could not be checked.
+    """
+
+    async def work() -> int:
+        found = settings()
+        proof = await verify(await _recorded(found, rollout, attempt), ArtifactStore.open(found.artifacts))
+        print_json(proof.to_json()) if as_json else _print(proof)
+        return OK if proof.ok else FAILURE
+
+    finish(work())
+
+
+@evidence.command("trace")
+def trace(rollout: RolloutArgument, attempt: AttemptOption = None, full: FullOption = False) -> None:
+    """Print the semantic trajectory as JSON, and the exact envelope when every call is complete."""
+
+    async def work() -> int:
+        found = settings()
+        loaded = await load_calls(await _recorded(found, rollout, attempt), ArtifactStore.open(found.artifacts))
+        exact = full_envelope(loaded) if full else exact_envelope(loaded)
+        partial = {"trajectory_model_calls": trajectory_model_calls(loaded)} if full and exact is None else {}
+        print_json(semantic_trajectory(loaded) | {"exact": exact} | partial)
+        return OK
+
+    finish(work())
+
+
+async def _recorded(found: Settings, rollout: str, attempt: int | None) -> RecordedAttempt:
+    async with open_reader(found) as reader:
+        key = await reader.find_rollout(rollout)
+    async with open_ledger(found) as ledger:
+        return await ledger.recorded(key, attempt)
+
+
+def _print(proof: Proof) -> None:
+    found = [*proof.mismatches, *proof.unchecked]
+    if found:
+        cells = [(one.step, one.parse_attempt, one.what, clean(one.detail, 300)) for one in proof.mismatches]
+        cells += [
+            (one.step, one.parse_attempt, one.what, f"could not check: {clean(one.detail, 280)}")
+            for one in proof.unchecked
+        ]
+        print_table(("STEP", "CALL", "WHAT", "DIFFERENCE"), cells)
+        say()
+    verdict = "evidence verified"
+    if proof.mismatches:
+        verdict = f"evidence refuted: {several(len(proof.mismatches), 'mismatch')}"
+    elif proof.unchecked:
+        verdict = f"evidence not proven: {several(len(proof.unchecked), 'thing')} could not be checked"
+    say(
+        f"{proof.rollout_key} attempt {proof.attempt_index}: {verdict}; {several(proof.calls, 'call')}, "
+        f"{proof.prompts_equal} prompts rendered again, {proof.requests_equal} requests built again, "
+        f"{proof.replies_equal} replies read again, {proof.images_equal} images equal"
+    )
+
+
+LISTS = {
+    "closed": "closed as reconciled, their workflow is gone",
+    "requeued": "put back to waiting, their workflow never claimed",
+    "cancelled": "cancelled, their row was closed",
+    "reaped": "desktops of ended attempts removed",
+    "finished": "cancelled batches whose workflow went away: their rows were closed for it",
+    "stopped": "stopped batches without a workflow, nothing of them runs; their rows stay planned",
+    "unattended": "batches with rows to run and no live workflow: submit their spec again",
+    "doubts": "could not be looked at, nothing was concluded",
+}
+
+
+def reconcile(
+    min_age_s: Annotated[
+        float | None,
+        typer.Option("--min-age", min=0, help="Seconds a row must have been quiet."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hold ledger, workflows and desktops against each other, as the Janitor does on its schedule.
+
+    A workflow counts as gone after two sightings, at least ten seconds apart. Exit code 1 if something could not be
+    looked at.
+    """
+
+    async def work() -> int:
+        found = settings()
+        client = await connect(found)
+        try:
+            done: Reconciled = await client.execute_workflow(
+                names.JANITOR,
+                ReconcileRequest(min_age_s=min_age_s),
+                id=f"{schedule_id(found.deployment_id)}-by-hand-{uuid.uuid4().hex[:8]}",
+                task_queue=found.task_queue_orchestrate,
+                result_type=Reconciled,
+                static_summary="reconcile, by hand",
+            )
+        except WorkflowFailureError as error:
+            raise Failed(f"reconcile failed: {error.cause}") from error
+        print_json(done.model_dump()) if as_json else _print_reconciled(done)
+        return FAILURE if done.doubts else OK
+
+    finish(work())
+
+
+def _print_reconciled(done: Reconciled) -> None:
+    say(f"{done.looked_at} rows under way looked at: {done.alive} alive, {done.missing} missing")
+    if done.strangers:
+        say(f"{done.strangers} desktops of this deployment that the ledger does not know: `rollbook sandboxes ls`")
+    for name, meaning in LISTS.items():
+        if found := getattr(done, name):
+            total = done.totals.get(name, len(found))
+            say(f"{total} {meaning}: {', '.join(found)}{' …' if total > len(found) else ''}")

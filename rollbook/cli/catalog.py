@@ -6,10 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from models.task import Task
-from rollbook.cli.aio import finish
-from rollbook.cli.files import read_json
-from rollbook.cli.opening import open_ledger, open_reader, settings
-from rollbook.cli.options import AsJson
+from rollbook.cli.command import AsJson, finish, read_json
+from rollbook.cli.connections import open_ledger, open_reader, settings
 from rollbook.cli.out import note, print_json, print_table, say, several
 from rollbook.errors import InvalidInput
 from rollbook.osworld.capabilities import validate_task

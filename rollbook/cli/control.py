@@ -12,13 +12,10 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from models import names
 from models.batch import Counts
-from rollbook.cli.aio import finish
-from rollbook.cli.failures import Failed
-from rollbook.cli.launch import life_of
-from rollbook.cli.opening import connect, kept, open_reader, settings
-from rollbook.cli.options import AsJson, BatchArgument
+from rollbook.cli.batches import control_of, life_of, state_of
+from rollbook.cli.command import AsJson, BatchArgument, Failed, finish
+from rollbook.cli.connections import connect, open_reader, redact_reason, settings
 from rollbook.cli.out import note, print_json, say
-from rollbook.cli.state import control_of, state_of
 from rollbook.errors import InvalidInput
 from rollbook.ledger.reader import BatchRow, Reader
 
@@ -69,7 +66,7 @@ async def _control(
 ) -> int:
     found = settings()
     if options.get("reason"):
-        options = options | {"reason": kept(found, options["reason"])}
+        options = options | {"reason": redact_reason(found, options["reason"])}
     client = await connect(found)
     async with open_reader(found) as reader:
         await reader.batch(batch_id)
@@ -80,7 +77,7 @@ async def _control(
         print_json({"batch_id": batch_id, "signal": signal, "taken_up": row is not None} | _shown(row, counts))
     elif row is None:
         note(
-            f"note: {signal} was sent to {batch_id} and is kept, but no worker has taken it up within "
+            f"note: {signal} was sent to {batch_id} and is redact_reason, but no worker has taken it up within "
             f"{TAKEN_UP_S:.0f} s (`rollbook ps`)"
         )
     else:
@@ -146,7 +143,7 @@ async def _cancel(batch_id: str, reason: str, wait: bool, as_json: bool) -> int:
         await reader.batch(batch_id)
         if await life_of(client, batch_id) != "running":
             raise Failed(await why_not_running(client, reader, batch_id))
-        await client.get_workflow_handle(batch_id).cancel(reason=kept(found, reason) or "rollbook cancel")
+        await client.get_workflow_handle(batch_id).cancel(reason=redact_reason(found, reason) or "rollbook cancel")
         life = await _await_end(client, batch_id) if wait else "running"
         counts = await reader.counts(batch_id)
     open_rows = counts.waiting + counts.running

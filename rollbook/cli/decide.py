@@ -1,16 +1,17 @@
 """`admit` and `mask`: decisions after the fact. They are appended; facts, score and reward never change."""
 
 import getpass
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from models.admission import LEGACY_POLICY, POLICIES, RECONCILED_POLICY, AdmissionDecision, Scope
-from rollbook.cli.aio import finish
-from rollbook.cli.opening import kept, open_ledger, open_reader, settings
-from rollbook.cli.options import AsJson, Reason, RolloutArgument
-from rollbook.cli.out import print_json, say
+from rollbook.cli.command import AsJson, BatchArgument, Reason, RolloutArgument, finish
+from rollbook.cli.connections import open_ledger, open_reader, redact_reason, settings
+from rollbook.cli.out import print_json, say, several
 from rollbook.errors import InvalidInput
+from rollbook.ledger.admission import PolicyToReapply, ReappliedPolicy
 
 MANUAL_POLICY = "rollbook-manual-v1"
 """Policy id of decisions that a person made with this command."""
@@ -44,7 +45,7 @@ def mask(
 async def _decide(given: str, admitted: bool, reason: str, policy_id: str, scope: Scope, as_json: bool) -> int:
     _refuse_rules(policy_id)
     found = settings()
-    reason = kept(found, reason)
+    reason = redact_reason(found, reason)
     async with open_reader(found) as reader:
         key = await reader.find_rollout(given)
     decision = AdmissionDecision(scope=scope, policy_id=policy_id, admitted=admitted, reason=reason)
@@ -80,3 +81,51 @@ def whoami() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a user without a name
         return "unknown"
+
+
+Policy = Annotated[str, typer.Option("--policy-id", help=f"One of {', '.join(POLICIES)}.")]
+
+
+def redecide(
+    batch: BatchArgument,
+    policy_id: Policy,
+    reason: Reason,
+    override_manual: Annotated[
+        bool, typer.Option("--override-manual", help="Also where a person decided; their decisions stay otherwise.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would change, decide nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Decide the selected attempts of a batch anew. Earlier decisions stay on record; facts and scores never change."""
+
+    async def work() -> int:
+        found = settings()
+        async with open_reader(found) as reader:
+            await reader.batch(batch)
+        rule = PolicyToReapply(policy_id, redact_reason(found, reason), whoami(), override_manual)
+        async with open_ledger(found) as ledger:
+            done = await ledger.reapply_policy(batch, rule, dry_run=dry_run)
+        if as_json:
+            print_json({"batch_id": batch, "dry_run": dry_run, **asdict(done)})
+        else:
+            _tell(batch, done, dry_run)
+        return 0
+
+    finish(work())
+
+
+def _tell(batch: str, done: ReappliedPolicy, dry_run: bool) -> None:
+    words = "would be decided" if dry_run else "decided"
+    say(f"{batch}: {several(done.admitted + done.masked, 'rollout')} {words} by {done.policy_id} ({done.scope.value})")
+    say(f"  {done.admitted} admitted, {done.masked} masked; {several(done.flips, 'decision')} changed")
+    for line in done.flipped:
+        say(f"  {line}")
+    if done.flips > len(done.flipped):
+        say(f"  … and {done.flips - len(done.flipped)} more")
+    for number, why in (
+        (done.unchanged, "decided so before"),
+        (done.kept_by_hand, "decided by hand (--override-manual)"),
+        (done.kept_imported, "imported, without the facts that a policy needs"),
+    ):
+        if number:
+            say(f"  {number} left alone: {why}")

@@ -9,18 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from rollbook.cli.aio import finish
 from rollbook.cli.audit import examine, print_audit
-from rollbook.cli.failures import NOT_TRUE, OK, Failed
-from rollbook.cli.files import read_json
-from rollbook.cli.links import Links
+from rollbook.cli.command import FAILURE, OK, Failed, finish, read_json
+from rollbook.cli.connections import Links, open_ledger, open_reader, settings
 from rollbook.cli.machine import elsewhere
-from rollbook.cli.opening import open_ledger, open_reader, settings
 from rollbook.cli.out import clean, print_table, say
 from rollbook.cli.report import print_rollouts, print_scoreboard
-from rollbook.cli.status import print_roll_call
+from rollbook.cli.status import follow, print_roll_call
 from rollbook.cli.submit import default_batch_id, launch, load_spec, read_batch_id, tell
-from rollbook.cli.watch import follow
 from rollbook.config.connections import local_stack
 from rollbook.config.settings import PROJECT_ROOT, Settings
 from rollbook.ledger import AuditReport
@@ -59,7 +55,7 @@ async def _demo(given: str | None) -> int:
     first = rollouts[0]["rollout_key"] if rollouts else f"{batch_id}/os/count-lines/0"
     for line in next_lines(found, first, await _free_id(found), _exports(found)):
         say(f"  {line}")
-    return OK if ended.code == OK and report.ok else NOT_TRUE
+    return OK if ended.code == OK and report.ok else FAILURE
 
 
 async def register(found: Settings) -> None:

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollbook.cli.aio import finish
-from rollbook.cli.opening import settings
-from rollbook.cli.options import AsJson
+from rollbook.cli.command import AsJson, finish
+from rollbook.cli.connections import settings
 from rollbook.cli.out import print_fields, print_json, print_table, say
 from rollbook.config.connections import ledger_url
 from rollbook.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rollbook.stack.report import StackReport
+    from rollbook.stack.lifecycle import StackReport
 
 # `rollbook.stack` brings the Docker client, which is slow to import: every command imports what it needs itself.
 
@@ -66,7 +65,7 @@ def down(
 
 def ps(as_json: AsJson = False) -> None:
     """Show what runs. Exit code 1 unless everything is well."""
-    from rollbook.stack.report import ps as look_at_stack
+    from rollbook.stack.lifecycle import ps as look_at_stack
 
     async def work() -> int:
         report = await look_at_stack(settings())
@@ -94,7 +93,7 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many lines from the end.")] = 50,
 ) -> None:
     """Print the logs of the local stack."""
-    from rollbook.stack.report import logs as print_logs
+    from rollbook.stack.lifecycle import logs as print_logs
 
     async def work() -> int:
         await print_logs(settings(), name, follow, lines)

@@ -3,17 +3,102 @@
 import asyncio
 import os
 import sys
-from typing import NoReturn
+from importlib.metadata import version
+from typing import Annotated, NoReturn
 
+import typer
 from psycopg import errors as postgres
 from sqlalchemy.exc import DBAPIError
 from temporalio.service import RPCError
 
 from rollbook import redaction
-from rollbook.cli.app import app
-from rollbook.cli.failures import INTERRUPTED, NOT_TRUE, WRONG_INPUT, exit_code
-from rollbook.cli.out import clean, note
+from rollbook.cli import (
+    audit,
+    catalog,
+    control,
+    decide,
+    demo,
+    machine,
+    probe,
+    report,
+    rerun,
+    show,
+    sql,
+    status,
+    submit,
+)
+from rollbook.cli.audit import evidence
+from rollbook.cli.command import FAILURE, INTERRUPTED, WRONG_INPUT, exit_code
+from rollbook.cli.out import clean, note, say
+from rollbook.cli.sandboxes import sandboxes
+from rollbook.cli.transfer import export, imports
 from rollbook.errors import RollbookError
+
+app = typer.Typer(
+    name="rollbook",
+    help="Durable OSWorld rollouts: Temporal workflows, a Postgres ledger, and a roll call that adds up.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+STACK, SETUP, BATCHES, RESULTS = "The local stack", "What batches are made of", "Batches", "Results"
+
+for command, panel in (
+    (machine.up, STACK),
+    (machine.down, STACK),
+    (machine.ps, STACK),
+    (machine.logs, STACK),
+    (machine.doctor, STACK),
+    (machine.migrate, STACK),
+    (machine.worker, STACK),
+    (audit.reconcile, STACK),
+    (demo.demo, STACK),
+    (probe.probe, SETUP),
+    (submit.submit, BATCHES),
+    (status.status, BATCHES),
+    (status.watch, BATCHES),
+    (control.pause, BATCHES),
+    (control.resume, BATCHES),
+    (control.stop, BATCHES),
+    (control.set_concurrency, BATCHES),
+    (control.cancel, BATCHES),
+    (rerun.rerun, BATCHES),
+    (show.show, RESULTS),
+    (report.report, RESULTS),
+    (audit.audit, RESULTS),
+    (decide.admit, RESULTS),
+    (decide.mask, RESULTS),
+    (decide.redecide, RESULTS),
+    (sql.sql, RESULTS),
+):
+    app.command(rich_help_panel=panel)(command)
+
+app.command(rich_help_panel=STACK, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    machine.bench
+)
+app.add_typer(catalog.tasks, name="tasks", rich_help_panel=SETUP)
+app.add_typer(catalog.scripts, name="scripts", rich_help_panel=SETUP)
+app.add_typer(evidence, name="evidence", rich_help_panel=RESULTS)
+app.add_typer(export, name="export", rich_help_panel=RESULTS)
+app.add_typer(imports, name="import", rich_help_panel=RESULTS)
+app.add_typer(sandboxes, name="sandboxes", rich_help_panel=STACK)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"rollbook {version('rollbook')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of all commands."""
+
 
 _LINE = 4000
 
@@ -32,10 +117,10 @@ def run(arguments: list[str] | None = None) -> int:
         return _ledger_error(error)
     except RPCError as error:
         note(f"error: Temporal: {clean(error.message, _LINE)} ({error.status.name})")
-        return NOT_TRUE
+        return FAILURE
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NOT_TRUE
+        return FAILURE
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED
     return 0
@@ -44,7 +129,7 @@ def run(arguments: list[str] | None = None) -> int:
 def _code(code: str | int | None) -> int:
     if code is None:
         return 0
-    return code if isinstance(code, int) else NOT_TRUE
+    return code if isinstance(code, int) else FAILURE
 
 
 def _ledger_error(error: DBAPIError) -> int:
@@ -54,7 +139,7 @@ def _ledger_error(error: DBAPIError) -> int:
         )
         return WRONG_INPUT
     note(f"error: the ledger: {clean(str(error.orig), _LINE)}")
-    return NOT_TRUE
+    return FAILURE
 
 
 def entrypoint() -> NoReturn:
@@ -64,7 +149,7 @@ def entrypoint() -> NoReturn:
         try:
             stream.flush()
         except (OSError, ValueError):
-            code = code or NOT_TRUE
+            code = code or FAILURE
     os._exit(code)
 
 

@@ -1,4 +1,4 @@
-"""How results are printed: one JSON document for scripts, tables on a terminal, plain aligned lines otherwise."""
+"""Printing of results: one JSON document for scripts, tables on a terminal, plain aligned lines otherwise."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -18,12 +19,12 @@ Cell = str | int | float | bool | datetime | None
 
 
 def is_terminal() -> bool:
-    """Whether a person looks at stdout."""
+    """True if stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def console() -> Console:
-    """The terminal; never interprets markup or highlights, because most of what we print came from elsewhere."""
+    """The terminal; never interprets markup or highlights, because most of the text comes from models and desktops."""
     return Console(markup=False, highlight=False, emoji=False)
 
 
@@ -55,7 +56,7 @@ def clean(text: str, limit: int | None = None) -> str:
 
 
 def cell(value: Cell) -> str:
-    """A value as people read it; `-` for what is not known."""
+    """A value as people read it; `-` for an unknown one."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -71,7 +72,7 @@ def cell(value: Cell) -> str:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[Cell]], title: str = "", optional: Sequence[str] = ()
 ) -> None:
-    """Rows under column names. Numbers stand right. A narrow terminal does without `optional` ones, first to last."""
+    """Rows under column names. Numbers are right-aligned. A narrow terminal omits `optional` ones, first to last."""
     listed = [list(row) for row in rows]
     right = [_numeric(row[i] for row in listed) for i in range(len(columns))]
     texts = [[cell(value) for value in row] for row in listed]
@@ -90,63 +91,27 @@ def _rich_table(
     columns: Sequence[str], rows: list[list[str]], right: list[bool], title: str, optional: Sequence[str]
 ) -> None:
     terminal = console()
-    cells = [[_rich_cell(value) for value in row] for row in rows]
-    taken = _columns_that_fit(columns, cells, optional, terminal.width)
-    widths = _widths([(columns[i], [row[i].plain for row in cells]) for i in taken], terminal.width)
-    table = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
-    for i, width in zip(taken, widths, strict=True):
-        justify: Literal["left", "right"] = "right" if right[i] else "left"
-        table.add_column(Text(columns[i]), justify=justify, overflow="fold", header_style="bold", width=width)
-    for row in cells:
-        table.add_row(*(row[i] for i in taken))
-    # wider than the terminal rather than an id in two pieces: the terminal's own line break leaves it whole to a copy
-    terminal.width = max(terminal.width, _needed(widths))
+    for dropped in range(len(optional) + 1):
+        shown = [i for i, name in enumerate(columns) if name not in optional[:dropped]]
+        table = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
+        for i in shown:
+            justify: Literal["left", "right"] = "right" if right[i] else "left"
+            whole = columns[i] in WHOLE
+            table.add_column(Text(columns[i]), justify=justify, overflow="fold", header_style="bold", no_wrap=whole)
+        for row in rows:
+            table.add_row(*(_rich_cell(row[i]) for i in shown))
+        if Measurement.get(terminal, terminal.options.update_width(10_000), table).maximum <= terminal.width:
+            break
+    # Wider than the terminal rather than an id in two pieces: the terminal's own line break leaves it whole to a copy.
+    least = [max(cell_len(row[i]) for row in ([columns, *rows] if columns[i] in WHOLE else [columns])) for i in shown]
+    terminal.width = max(terminal.width, sum(least) + GAP * (len(shown) - 1))
     terminal.print(table)
 
 
 WHOLE = frozenset({"BATCH", "ROLLOUT", "UNDER WAY", "TASK", "SANDBOX", "STATE", "ENDED AS"})
-"""Columns of names and states: never narrower than their longest word."""
-LONGEST_WORD = 24
-"""A longer word of any other column may be broken."""
+"""Columns of names and states, which are never wrapped."""
 GAP = 2
 """Between two columns."""
-
-
-def _needed(widths: Iterable[int]) -> int:
-    listed = list(widths)
-    return sum(listed) + GAP * (len(listed) - 1)
-
-
-def _columns_that_fit(
-    columns: Sequence[str], cells: list[list[Text]], optional: Sequence[str], width: int
-) -> list[int]:
-    natural = [max(cell_len(name), *(row[i].cell_len for row in cells), 0) for i, name in enumerate(columns)]
-    taken = list(range(len(columns)))
-    for name in optional:
-        if _needed(natural[i] for i in taken) > width:
-            taken = [i for i in taken if columns[i] != name]
-    return taken
-
-
-def _widths(columns: list[tuple[str, list[str]]], width: int) -> list[int]:
-    """Natural widths; where they do not fit, the widest gives way, down to its longest word."""
-    widths = [max(map(cell_len, (name, *texts))) for name, texts in columns]
-    for words_may_break in (False, True):
-        least = [_least(name, texts, words_may_break) for name, texts in columns]
-        while _needed(widths) > width:
-            spare = [(now, i) for i, (now, low) in enumerate(zip(widths, least, strict=True)) if now > low]
-            if not spare:
-                break
-            widths[max(spare)[1]] -= 1
-    return widths
-
-
-def _least(name: str, texts: list[str], words_may_break: bool) -> int:
-    longest = max(cell_len(word) for text in (name, *texts) for word in text.split() or [""])
-    if name in WHOLE:
-        return longest
-    title = max(map(cell_len, name.split()))
-    return max(title, min(longest, title if words_may_break else LONGEST_WORD))
 
 
 def _rich_cell(value: str) -> Text:
@@ -169,7 +134,7 @@ def _plain_table(columns: Sequence[str], rows: list[list[str]], right: list[bool
 
 
 def print_fields(fields: Mapping[str, Cell]) -> None:
-    """`name: value` lines, aligned; what is not known is left out."""
+    """`name: value` lines, aligned; unknown values are left out."""
     known = {name: value for name, value in fields.items() if value is not None and value != ""}
     width = max(map(len, known), default=0)
     for name, value in known.items():

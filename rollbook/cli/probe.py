@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollbook.cli.aio import finish
-from rollbook.cli.opening import settings
-from rollbook.cli.options import AsJson
+from rollbook.cli.command import AsJson, finish
+from rollbook.cli.connections import settings
 from rollbook.cli.out import clean, print_fields, print_json, print_table, say
 from rollbook.errors import InvalidInput
 

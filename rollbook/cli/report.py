@@ -5,9 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from models.contract import RecordedContract
-from rollbook.cli.aio import finish
-from rollbook.cli.opening import open_reader, settings
-from rollbook.cli.options import AsJson, BatchArgument
+from rollbook.cli.command import AsJson, BatchArgument, finish
+from rollbook.cli.connections import open_reader, settings
 from rollbook.cli.out import print_fields, print_json, print_table, say, several
 from rollbook.ledger.reader import Reader
 

@@ -8,16 +8,12 @@ import typer
 from temporalio.client import Client
 
 from models.contract import PolicyContract
-from rollbook.cli.aio import finish
+from rollbook.cli.batches import Launch, await_registration, life_of, start_batch, state_of
+from rollbook.cli.command import OK, AsJson, BatchArgument, Failed, Reason, finish
+from rollbook.cli.connections import Links, connect, open_ledger, open_reader, redact_reason, settings
 from rollbook.cli.decide import whoami
-from rollbook.cli.failures import OK, Failed
-from rollbook.cli.launch import Launch, await_registration, life_of, start_batch
-from rollbook.cli.links import Links
-from rollbook.cli.opening import connect, kept, open_ledger, open_reader, settings
-from rollbook.cli.options import AsJson, BatchArgument, Reason
 from rollbook.cli.out import print_json, say, several
-from rollbook.cli.state import state_of
-from rollbook.cli.watch import follow
+from rollbook.cli.status import follow
 from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
 from rollbook.ledger.reader import BatchRow, Reader
@@ -53,7 +49,7 @@ def rerun(
             keys = [await reader.find_rollout(given) for given in rollout or []]
             which = keys or ("masked" if masked else "failed")
             waiting = await ledger.request_rerun(
-                batch, which, reason=kept(found, reason), requested_by=whoami(), supersede=supersede
+                batch, which, reason=redact_reason(found, reason), requested_by=whoami(), supersede=supersede
             )
             if waiting:
                 await relaunch(client, reader, found, row)

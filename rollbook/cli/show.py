@@ -4,10 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rollbook.cli.aio import finish
-from rollbook.cli.links import Links
-from rollbook.cli.opening import open_reader, settings
-from rollbook.cli.options import AsJson, RolloutArgument
+from rollbook.cli.command import AsJson, RolloutArgument, finish
+from rollbook.cli.connections import Links, open_reader, settings
 from rollbook.cli.out import clean, print_fields, print_json, print_table, say
 from rollbook.errors import InvalidInput
 

@@ -15,9 +15,8 @@ import typer
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
-from rollbook.cli.aio import finish
-from rollbook.cli.opening import settings
-from rollbook.cli.options import AsJson
+from rollbook.cli.command import AsJson, finish
+from rollbook.cli.connections import settings
 from rollbook.cli.out import note, print_json, print_table
 from rollbook.config.connections import ledger_url
 from rollbook.errors import ConfigError, InvalidInput

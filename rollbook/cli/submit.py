@@ -11,30 +11,20 @@ import typer
 from temporalio.client import Client
 
 from models.batch import BatchResult
+from models.contract import RecordedContract, Resolved, difference
 from models.identity import BATCH_ID
 from models.spec import BatchSpec, read_spec
-from rollbook.cli.aio import finish
-from rollbook.cli.compare import (
-    never_trained_on,
-    operational_difference,
-    require_same_contract,
-    require_same_selection,
-    samples_stay,
-)
-from rollbook.cli.failures import NOT_TRUE, OK, Failed
-from rollbook.cli.files import name_of, read_json
-from rollbook.cli.launch import Launch, as_input, await_registration, life_of, result_of, start_batch
-from rollbook.cli.links import Links
-from rollbook.cli.opening import connect, open_ledger, open_reader, settings
-from rollbook.cli.options import AsJson
+from rollbook.cli.batches import Launch, as_input, await_registration, life_of, rerun_masked, result_of, start_batch
+from rollbook.cli.command import FAILURE, OK, AsJson, Failed, finish, name_of, read_json
+from rollbook.cli.connections import Links, connect, open_ledger, open_reader, settings
 from rollbook.cli.out import note, print_json, say, several
-from rollbook.cli.resolve import resolve
-from rollbook.cli.state import rerun_masked
-from rollbook.cli.watch import follow
+from rollbook.cli.status import follow
 from rollbook.config.settings import Settings
-from rollbook.errors import InvalidInput
+from rollbook.errors import ConfigError, InvalidInput, SpecConflict
 from rollbook.ledger import Ledger
-from rollbook.ledger.reader import Reader
+from rollbook.ledger.reader import BatchRow, Reader
+from rollbook.ledger.task_selection import Member, Planned, compare, select_tasks
+from rollbook.policies.registry import contract_for, policy_kind, resolve_policy
 
 REGISTRATION_S = 60.0
 """How long `submit` waits for a worker to register the batch."""
@@ -76,7 +66,7 @@ def submit(
             code = ended.code
             done |= ended.as_json()
         elif watch and done["state"] not in ("complete", ALREADY):
-            code = NOT_TRUE
+            code = FAILURE
         if as_json:
             print_json(done)
         return code
@@ -193,3 +183,115 @@ def tell(done: Outcome) -> None:
         say(f"  rollbook watch {batch_id}")
     if done["state"] == "cancelled":
         say(f"  {rerun_masked(batch_id)}")
+
+
+async def require_same_contract(ledger: Ledger, known: BatchRow, spec: BatchSpec) -> None:
+    """Raises SpecConflict with the difference when the batch exists with another contract.
+
+    What only workers can resolve (image, evaluator, parser, recorded actions) is taken from the stored contract: they
+    compare it themselves.
+    """
+    kind = policy_kind(spec.policy.kind)
+    names = await kind.find_names(kind.read(spec.policy), ledger)
+    resolved = RecordedContract.read(known.contract).all_resolved.model_copy(update=names)
+    if lines := difference(known.contract, contract_for(spec, resolved).document):
+        raise SpecConflict(
+            f"batch {known.batch_id} exists with another contract: {'; '.join(lines)}. "
+            "Submit the same spec to resume it, or choose a new batch id"
+        )
+
+
+async def require_same_selection(ledger: Ledger, reader: Reader, known: BatchRow, spec: BatchSpec) -> None:
+    """Raises SpecConflict unless the spec selects what a *running* batch has planned."""
+    task_set = await ledger.find_task_set(spec.task_set)
+    chosen = select_tasks(await reader.members(task_set.set_digest), spec.tasks)
+    before, now = (known.spec or {}).get("identity"), spec.model_dump(mode="json")["identity"]
+    if not spec.extend and (lines := difference({"identity": before}, {"identity": now})):
+        raise SpecConflict(f"batch {known.batch_id} is running with another identity: {'; '.join(lines)}")
+    planned = await reader.planned(known.batch_id)
+    compare(planned, chosen, spec.samples, extend=spec.extend)
+    if spec.extend and _grows(planned, chosen, spec.samples):
+        raise InvalidInput(
+            f"batch {known.batch_id} is running; tasks and samples are added by a relaunch: "
+            f"`rollbook stop {known.batch_id}`, then submit this spec again"
+        )
+
+
+def _grows(planned: list[Planned], chosen: list[Member], samples: int) -> bool:
+    before = {row.task_id: row.samples for row in planned}
+    return any(before.get(task.task_id, 0) < samples for task in chosen)
+
+
+def operational_difference(known: BatchRow, spec: BatchSpec) -> list[str]:
+    """What a running batch does not take over from a second submit: concurrency, attempts, note."""
+    before = {name: getattr(known, name, None) for name in ("concurrency", "max_attempts")}
+    now = {"concurrency": spec.concurrency, "max_attempts": spec.max_attempts}
+    return difference(before, now)
+
+
+def samples_stay(planned: list[Planned], spec: BatchSpec) -> str | None:
+    """A warning where an extending spec asks for fewer samples than are planned (without `extend` it is refused)."""
+    most = max((row.samples for row in planned), default=0)
+    if not spec.extend or spec.samples >= most:
+        return None
+    return f"warning: samples: {most} are planned and stay planned, not {spec.samples}; samples may only grow"
+
+
+def never_trained_on(spec: BatchSpec) -> str | None:
+    """A warning where rollouts are meant for training and nothing of them can be trained on."""
+    if spec.purpose != "train" or spec.identity is not None:
+        return None
+    return (
+        "warning: purpose: train, but without `identity` nothing of this batch can be trained on "
+        "(identity.sampling_event_id and source groups, given by the trainer)"
+    )
+
+
+async def resolve(found: Settings, batch_id: str, spec: BatchSpec) -> dict[str, Any]:
+    """The spec with every default filled in, the digest of its contract, and the id of its agent contract.
+
+    Both are null where something is not known on this machine; workers resolve it themselves.
+    """
+    resolved, unknown = await _resolved(found, spec)
+    for what in unknown:
+        note(f"note: {what}, so the contract's digest is not known here")
+    contract = None if unknown else contract_for(spec, resolved)
+    return {
+        "batch_id": batch_id,
+        "spec": spec.model_dump(mode="json"),
+        "resolved": resolved.model_dump(mode="json"),
+        "contract_digest": contract and contract.digest,
+        "agent_contract_id": contract and contract.agent_contract_id,
+    }
+
+
+async def _resolved(found: Settings, spec: BatchSpec) -> tuple[Resolved, list[str]]:
+    from rollbook.sandboxes.registry import provider_kind  # slow to import
+
+    kind = provider_kind(spec.desktop.provider)
+    unknown: list[str] = []
+    meant: dict[str, Any] = {}
+    if policy_kind(spec.policy.kind).reads_ledger:
+        try:
+            async with open_ledger(found) as ledger:
+                meant = await resolve_policy(spec, ledger)
+        except ConfigError as error:
+            unknown.append(str(error))
+    else:
+        meant = await resolve_policy(spec, None)
+    if kind.simulated_revision is not None:
+        return Resolved(**meant, evaluator_revision=kind.simulated_revision, null_desktop=True), unknown
+    revision = await _evaluator_revision()
+    if revision is None:
+        unknown.append("the evaluator is not installed here (`make setup`)")
+    image = spec.desktop.image or kind.default_image(found, spec.desktop.variant).name
+    return Resolved(**meant, desktop_image=image, evaluator_revision=revision), unknown
+
+
+async def _evaluator_revision() -> str | None:
+    from rollbook.config.osworld import evaluator_settings
+    from rollbook.osworld.environment import ensure_environment
+
+    if not (evaluator_settings().osworld_venv / "bin" / "python").exists():
+        return None
+    return (await ensure_environment(note)).revision

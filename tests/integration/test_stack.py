@@ -23,9 +23,8 @@ from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError
 from rollbook.sandboxes.docker.engine import network_arguments
 from rollbook.stack.children import StackError
-from rollbook.stack.lifecycle import down, up
+from rollbook.stack.lifecycle import down, logs, ps, up
 from rollbook.stack.processes import ProcessRef, free_port, marked_processes
-from rollbook.stack.report import logs, ps
 from rollbook.stack.state import StackState, StateDir
 from tests.support.servers import DEPLOYMENT_LABEL, containers_of, networks_of, scratch_directory
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from models.batch import Counts
 from rollbook.cli import out
 from rollbook.cli.report import print_scoreboard
-from rollbook.cli.watch import BAR, _bar, _Lines, line
+from rollbook.cli.status import BAR, _bar, _Lines, line
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,14 @@ from models.contract import difference
 from models.provenance import Provenance
 from models.spec import read_spec
 from rollbook.cli import main
-from rollbook.cli.compare import never_trained_on, samples_stay
+from rollbook.cli.batches import eta_s, state_of
+from rollbook.cli.command import Failed, read_json
 from rollbook.cli.demo import deviations, next_lines
-from rollbook.cli.desktops import classify_desktops
-from rollbook.cli.failures import Failed
-from rollbook.cli.files import read_json
 from rollbook.cli.machine import elsewhere
 from rollbook.cli.rerun import stored_spec
+from rollbook.cli.sandboxes import classify_desktops
 from rollbook.cli.sql import psql_environment
-from rollbook.cli.state import eta_s, state_of
-from rollbook.cli.submit import default_batch_id, load_spec, read_batch_id
+from rollbook.cli.submit import default_batch_id, load_spec, never_trained_on, read_batch_id, samples_stay
 from rollbook.config.settings import load_settings
 from rollbook.errors import ConfigError, InvalidInput, SpecConflict
 from rollbook.ledger.reader import BatchRow

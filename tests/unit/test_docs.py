@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from models.spec import BatchSpec, read_spec
-from rollbook.cli.app import app
+from rollbook.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

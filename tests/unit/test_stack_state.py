@@ -9,8 +9,8 @@ import pytest
 from rollbook.config.connections import ledger_url, temporal_connect_config
 from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError
+from rollbook.stack.lifecycle import ps
 from rollbook.stack.processes import ProcessRef
-from rollbook.stack.report import ps
 from rollbook.stack.state import ChildState, StackState, StateDir
 
 

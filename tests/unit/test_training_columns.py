@@ -114,7 +114,7 @@ def test_without_pyarrow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
 
 
 def test_pyarrow_is_not_loaded_before_it_is_needed() -> None:
-    code = "import sys, rollbook.cli.app, rollbook.export.parquet; sys.exit('pyarrow' in sys.modules)"
+    code = "import sys, rollbook.cli.main, rollbook.export.parquet; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

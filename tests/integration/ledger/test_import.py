@@ -11,7 +11,7 @@ from models.admission import AdmissionDecision
 from models.gym_results import read_row
 from rollbook.artifacts.store import ArtifactStore
 from rollbook.cli import main
-from rollbook.cli.files import read_json_lines
+from rollbook.cli.command import read_json_lines
 from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.export.gym import export_gym
 from rollbook.ledger.admission import PolicyToReapply

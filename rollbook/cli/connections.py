@@ -1,15 +1,18 @@
-"""Opens what one command needs, no more: the ledger, the reader of the ledger, Temporal, the artifact store."""
+"""Connections of one command: settings, ledger, reader of the ledger, Temporal, links into web pages."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import quote
 
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from rollbook.cli.failures import Unreachable
-from rollbook.config.connections import ledger_url, temporal_connect_config
+from models import attributes
+from rollbook.cli.command import Unreachable
+from rollbook.config.connections import artifact_base_url, ledger_url, temporal_connect_config, temporal_ui_url
 from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError
 from rollbook.ledger import Ledger
@@ -27,11 +30,11 @@ def settings() -> Settings:
     return found
 
 
-def kept(found: Settings, words: str) -> str:
-    """What a person wrote, as it may be kept: without passwords, tokens and keys that this machine knows."""
+def redact_reason(found: Settings, words: str) -> str:
+    """The reason that a person wrote, without passwords, tokens and keys that this machine knows."""
     from rollbook.policies.client.profile import load_profiles  # slow to import
 
-    with contextlib.suppress(ConfigError):  # a broken file is the workers' trouble; what could be read counts
+    with contextlib.suppress(ConfigError):  # workers report a broken file; the profiles that could be read count
         load_profiles(found)
     return redact(words)
 
@@ -67,3 +70,31 @@ async def connect(found: Settings) -> Client:
         raise Unreachable(
             f"Temporal does not answer at {config.get('target_host')}: {first}; is it running (`rollbook ps`)?"
         ) from error
+
+
+@dataclass(frozen=True)
+class Links:
+    """Addresses of web pages; empty when the local stack is not up."""
+
+    ui: str | None = None
+    artifacts: str | None = None
+    namespace: str = "default"
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Links":
+        ui = temporal_ui_url(settings)
+        namespace = temporal_connect_config(settings).get("namespace", "default") if ui else "default"
+        return cls(ui, artifact_base_url(settings), namespace)
+
+    def workflow(self, workflow_id: str) -> str | None:
+        """A batch or an episode in the Temporal UI."""
+        return self.ui and f"{self.ui}/namespaces/{self.namespace}/workflows/{quote(workflow_id, safe='')}"
+
+    def episodes(self, batch_id: str) -> str | None:
+        """The list of a batch's episodes in the Temporal UI."""
+        wanted = quote(f'{attributes.BATCH}="{batch_id}"', safe="")
+        return self.ui and f"{self.ui}/namespaces/{self.namespace}/workflows?query={wanted}"
+
+    def artifact(self, sha256: str | None) -> str | None:
+        """The bytes of an artifact."""
+        return f"{self.artifacts}/artifacts/{sha256}" if self.artifacts and sha256 else None
