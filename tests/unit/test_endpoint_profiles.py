@@ -86,7 +86,7 @@ def test_files_with_keys_must_be_private(tmp_path: Path, mode: int) -> None:
         ('[endpoints.p]\nbase_url = "http://h/v1"\napi_key_env = "NOT_SET_ANYWHERE"', "NOT_SET_ANYWHERE is not set"),
         ('[endpoints.p]\nbase_url = "http://h/v1"\napi_key = "a\\nb"', "one line of printable ASCII"),
         ('[endpoints.p]\nbase_url = "http://h/v1"\napi_key = "x"\napi_key_env = "Y"', "exclude each other"),
-        ('[endpoints.p]\nbase_url = "http://h/v1"\nheaders = { "a b" = "c" }', "no name of an HTTP header"),
+        ('[endpoints.p]\nbase_url = "http://h/v1"\nheaders = { "a b" = "c" }', "is not a name of an HTTP header"),
         ('[endpoints.p]\nbase_url = "http://h/v1"\nheaders = { Host = "c" }', "set by the client itself"),
     ],
 )
