@@ -5,8 +5,10 @@
 SHELL := /bin/bash
 export PYTHON
 ROLLBOOK := .venv/bin/rollbook
+# Groups in the order of collection: the desktops begin first.
+PYTEST := .venv/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=25
 
-.PHONY: help setup python demo up down test lint format bench bench-ledger rehearsal histories clean
+.PHONY: help setup python demo up down test test-all lint format bench bench-ledger rehearsal histories clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,8 +28,11 @@ up: setup ## start the local stack
 down: ## stop the local stack and remove its desktops
 	@if [ -x $(ROLLBOOK) ]; then $(ROLLBOOK) down; else echo "nothing is installed, nothing runs"; fi
 
-test: setup ## all tests: unit, integration, faults, fidelity (servers are started by fixtures)
-	@.venv/bin/python -m pytest $(ARGS)
+test: setup ## the tests that a change must not break, two at a time (servers are started by fixtures)
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: setup ## all tests, the slow ones too: races, migrations, the state machine, crashes, rehearsal, fidelity
+	@$(PYTEST) $(ARGS)
 
 lint: python ## ruff, mypy and the wording check
 	@.venv/bin/ruff check .

@@ -1,8 +1,9 @@
 """Fixtures shared by all tests: one real Postgres, one real Temporal dev server, the Docker engine.
 
-Everything is started on demand and once per session; unit tests ask for none of it.
+Everything is started on demand and once per session (with xdist: per worker); unit tests ask for none of it.
 """
 
+import os
 import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -26,10 +27,33 @@ from tests.support.servers import (
     scratch_directory,
 )
 
+RUN_ID = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)[:8]
+"""The same in all xdist workers of one run."""
+SLOW_TIMEOUT_S = 900
+
 
 def pytest_configure() -> None:
     """SIGTERM (a CI timeout) ends the run as Ctrl-C does: fixtures stop their servers and remove their desktops."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give xdist its groups: all tests that use the Docker engine are one, every other module is one of its own.
+
+    Desktops then never compete for memory and processors with other desktops, and the fixtures of a module are
+    set up once. The group of the desktops begins first, because it takes longest.
+    """
+    for item in items:
+        group = "desktops" if _uses_desktops(item) else item.nodeid.partition("::")[0].replace("/", ".")
+        item.add_marker(pytest.mark.xdist_group(group))
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+    items.sort(key=lambda item: not _uses_desktops(item))  # stable: the order within each half stays
+
+
+def _uses_desktops(item: pytest.Item) -> bool:
+    return "docker_client" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +112,7 @@ async def temporal_client(temporal_address: str) -> Client:
 @pytest.fixture(scope="session")
 def deployment_id() -> str:
     """A deployment id of this session's own: containers labelled with it are removed at its end."""
-    return f"test-{uuid.uuid4().hex[:10]}"
+    return f"test-{RUN_ID}-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
 
 
 @pytest.fixture(scope="session")
