@@ -16,9 +16,9 @@ from temporalio.client import WorkflowFailureError
 
 from rollbook.config.settings import PROJECT_ROOT, get_settings
 from rollbook.sandboxes.docker.image import ensure_image
-from tests.support.servers import scratch_directory
+from tests.support.servers import remove_deployment, scratch_directory
 from tests.support.waiting import until
-from tests.support.world import World, broken_world, counting_script, counting_task
+from tests.support.world import World, counting_script, counting_task, killable_world
 
 HISTORIES = PROJECT_ROOT / "tests" / "histories"
 INFEASIBLE = {"id": "infeasible", "instruction": "Fly.", "config": [], "evaluator": {"func": "infeasible"}}
@@ -101,9 +101,14 @@ async def _record(directory: Path) -> None:
     if get_settings().desktop_image is None:
         await ensure_image()
     client = docker.from_env()
-    async with broken_world(directory / "world", client, "histories", TASKS, script) as world:
+    async with killable_world(
+        directory / "world", "histories", client, heartbeat_s=4, pump_slice_s=3, max_desktops=4
+    ) as world:
+        await world.system.register_tasks("counting", TASKS)
+        await world.system.register_script("counting", script)
         for play in (_complete, _frozen, _late, _cancelled):
             await play(world)
+    remove_deployment(client, "histories")
     client.close()
 
 

@@ -2,48 +2,18 @@
 while kills nothing, and costs no attempt."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import docker
 import pytest
 from temporalio.client import WorkflowFailureError
 
 from models import names
 from tests.doubles.engine_gate import EngineGate
 from tests.support.waiting import until
-from tests.support.world import World, broken_world, counting_script, counting_task
-
-TASKS = [
-    counting_task("plain"),
-    counting_task("slow-postconfig", slow_postconfig_s=6),
-    counting_task("slow-evaluation", slow_evaluation_s=6),
-]
-
+from tests.support.world import World
 
 TRIES = 4
 """The fourth try of an activity is one that failed three times."""
-
-
-@pytest.fixture(scope="module")
-async def gate(scratch: Path) -> AsyncIterator[EngineGate]:
-    gate = EngineGate(scratch / "engine.sock")
-    await gate.open()
-    yield gate
-    await gate.shut()
-
-
-@pytest.fixture(scope="module")
-async def world(
-    scratch: Path, docker_client: docker.DockerClient, desktop_image: str, gate: EngineGate
-) -> AsyncIterator[World]:
-    """Its worker reaches the engine through the gate, the tests reach it directly."""
-    name = f"lost-{id(docker_client):x}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DOCKER_HOST", gate.docker_host)
-        async with broken_world(scratch / name, docker_client, name, TASKS, counting_script()) as made:
-            yield made
 
 
 async def _pending(world: World, key: str) -> list[Any]:

@@ -3,24 +3,12 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from pathlib import Path
 
-import docker
 import pytest
 
 from tests.support.system import WorkerProcess
 from tests.support.waiting import until
-from tests.support.world import World, broken_world, counting_script, counting_task
-
-TASKS = [counting_task("plain"), counting_task("slow-evaluation", slow_evaluation_s=12)]
-
-
-@pytest.fixture(scope="module")
-async def world(scratch: Path, docker_client: docker.DockerClient, desktop_image: str) -> AsyncIterator[World]:
-    name = f"zombie-{id(docker_client):x}"
-    async with broken_world(scratch / name, docker_client, name, TASKS, counting_script()) as made:
-        yield made
+from tests.support.world import World
 
 
 async def stall(world: World) -> tuple[int, WorkerProcess]:
@@ -64,7 +52,7 @@ async def attempts(world: World, batch_id: str) -> list[tuple[int, str, float | 
     ],
 )
 async def test_a_worker_wakes_up_after_another_took_over(world: World, task: str, activity: str) -> None:
-    batch_id = f"zombie-{task}-{activity}"
+    batch_id = f"stalled-{task}-{activity}"
     key = f"{batch_id}/os/{task}/0"
     handle = await world.system.start_batch(world.spec(tasks={"ids": [task]}), batch_id)
     await until(f"{activity} runs", lambda: running_activity(world, key, activity))

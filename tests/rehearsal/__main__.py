@@ -9,8 +9,8 @@ from rollbook.config.settings import get_settings
 from rollbook.errors import RollbookError
 from rollbook.osworld.tasksets import read_task_set
 from tests.rehearsal.play import Rehearsal
-from tests.rehearsal.stage import stage
 from tests.support.servers import scratch_directory
+from tests.support.world import killable_world
 
 LIST_FILE = "test_nogdrive.json"
 
@@ -24,8 +24,8 @@ async def _main(chosen: argparse.Namespace) -> int:
     _say(f"{len(tasks)} tasks of {LIST_FILE}, {chosen.kills} crashes in the first run")
     began = time.monotonic()
     with scratch_directory("rollbook-rehearsal-") as directory:
-        async with stage(directory, "rehearsal", _say) as ready:
-            await Rehearsal(ready, tasks, concurrency=chosen.concurrency).play(chosen.kills)
+        async with killable_world(directory / "world", "rehearsal") as world:
+            await Rehearsal(world, tasks, _say, concurrency=chosen.concurrency).play(chosen.kills)
     _say(f"the roll call adds up after every act; {time.monotonic() - began:.0f} s in all")
     await asyncio.sleep(0.1)  # the client library's threads end before the interpreter does
     return 0

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from models.batch import BatchResult
@@ -12,12 +12,12 @@ from models.spec import contract_of, read_spec
 from models.task import Task
 from rollbook.desktop.driver import Files, Job
 from rollbook.sandboxes.null import NullDriver
-from tests.rehearsal.stage import Stage
 from tests.support.system import null_spec
+from tests.support.world import Victim, World
 
 SEED = 7
 TASK_SET = "rehearsal"
-VICTIMS = ("worker", "temporal", "postgres")
+VICTIMS: tuple[Victim, ...] = ("worker", "temporal", "postgres")
 SCRIPT = "rehearsal"
 MAX_STEPS = 4
 ENDINGS: list[tuple[str, list[dict[str, Any]]]] = [
@@ -33,10 +33,19 @@ OF_CRASHES = {"action_timeout", "evaluation_interrupted", "model_call_failed", "
 
 
 class Rehearsal:
-    """One batch over `tasks` on a stage, in four acts."""
+    """One batch over `tasks` in a world, in four acts; `say` prints a line."""
 
-    def __init__(self, stage: Stage, tasks: list[Task], *, concurrency: int = 16, patience_s: float = 1800) -> None:
-        self._stage = stage
+    def __init__(
+        self,
+        world: World,
+        tasks: list[Task],
+        say: Callable[[str], None],
+        *,
+        concurrency: int = 16,
+        patience_s: float = 1800,
+    ) -> None:
+        self._world = world
+        self._say = say
         self._tasks = tasks
         self._patience_s = patience_s
         self._endings = {task.task_id: ENDINGS[number % len(ENDINGS)] for number, task in enumerate(tasks)}
@@ -52,8 +61,8 @@ class Rehearsal:
     async def play(self, kills: int) -> None:
         """All acts; raises AssertionError where a rollout is missing, duplicate or wrongly scored."""
         planned = len(self._tasks)
-        await self._stage.system.ledger.register_task_set(TASK_SET, self._tasks)
-        await self._stage.system.register_script(SCRIPT, self._script())
+        await self._world.system.ledger.register_task_set(TASK_SET, self._tasks)
+        await self._world.system.register_script(SCRIPT, self._script())
         await self._act("first run, servers killed in turn", planned, "complete", kills=kills)
         await self._act("relaunch", planned, "already complete")
         await self._act("extended to two samples", 2 * planned, "complete", kills=kills // 2, samples=2, extend=True)
@@ -64,20 +73,20 @@ class Rehearsal:
         return {"schema_version": 1, "tasks": {task: {"steps": steps} for task, (_, steps) in self._endings.items()}}
 
     async def _act(self, title: str, planned: int, state: str, *, kills: int = 0, **changes: Any) -> None:
-        began, before = time.monotonic(), len(self._stage.kills)
+        began, before = time.monotonic(), len(self._world.kills)
         result = await self._launch(planned, kills, self._spec | changes)
         assert result.state == state, f"{title}: the batch is {result.state}, not {state}"
         await self._all_present(title, planned, changes.get("samples", 1))
-        killed = Counter(self._stage.kills[before:])
+        killed = Counter(self._world.kills[before:])
         suffix = f"; killed: {', '.join(f'{name} {number}x' for name, number in killed.items())}" if killed else ""
-        self._stage.say(f"{title}: {time.monotonic() - began:.0f} s{suffix}")
+        self._say(f"{title}: {time.monotonic() - began:.0f} s{suffix}")
         await self._say_roll_call(planned)
 
     async def _launch(self, planned: int, kills: int, spec: Mapping[str, Any]) -> BatchResult:
-        handle = await self._stage.system.start_batch(dict(spec), self.batch_id)
+        handle = await self._world.system.start_batch(dict(spec), self.batch_id)
         killing = asyncio.create_task(self._kill_in_turn(planned, kills))
         try:
-            return await self._stage.result(handle, self._patience_s)
+            return await self._world.result(handle, self._patience_s)
         finally:
             killing.cancel()
             done = await asyncio.gather(killing, return_exceptions=True)
@@ -86,13 +95,13 @@ class Rehearsal:
 
     async def _kill_in_turn(self, planned: int, kills: int) -> None:
         """One crash whenever another share of the rollouts that are open now has ended."""
-        open_now = planned - self._final(await self._stage.counts(self.batch_id))
+        open_now = planned - self._final(await self._world.counts(self.batch_id))
         for number in range(kills):
             due = planned - open_now + open_now * (number + 0.5) / kills
-            while self._final(await self._stage.counts(self.batch_id)) < due:  # noqa: ASYNC110 - it is in Postgres
+            while self._final(await self._world.counts(self.batch_id)) < due:  # noqa: ASYNC110 - it is in Postgres
                 await asyncio.sleep(0.1)
             # shielded: a victim that was killed is started again, also when the batch ends meanwhile
-            await asyncio.shield(self._stage.kill(VICTIMS[number % len(VICTIMS)]))
+            await asyncio.shield(self._world.kill(VICTIMS[number % len(VICTIMS)]))
 
     @staticmethod
     def _final(counts: Any) -> int:
@@ -100,7 +109,7 @@ class Rehearsal:
 
     async def _all_present(self, title: str, planned: int, samples: int) -> None:
         """No rollout missing or duplicate, every score as drawn, and the audit agrees."""
-        names = await self._stage.rows(
+        names = await self._world.rows(
             "SELECT domain, task_id, sample, count(*) AS times FROM rollout_result WHERE batch_id = :id"
             " AND (admitted OR masked) GROUP BY domain, task_id, sample",
             id=self.batch_id,
@@ -110,13 +119,13 @@ class Rehearsal:
         assert called == expected, f"{title}: {len(expected - called)} missing, {len(called - expected)} unknown"
         assert all(row["times"] == 1 for row in names), f"{title}: called twice"
         await self._ends_are_as_drawn(title)
-        report = await self._stage.system.audit(self.batch_id)
+        report = await self._world.system.audit(self.batch_id)
         assert report.ok, f"{title}: {report.findings[:5]}"
         assert (report.planned, report.final) == (planned, planned), title
 
     async def _ends_are_as_drawn(self, title: str) -> None:
         """Every end that was scored has the drawn score and the script's ending; every other one the drawn reason."""
-        rows = await self._stage.rows(
+        rows = await self._world.rows(
             "SELECT rollout_key, task_id, attempt_index, termination_reason, runtime_eligible, o.score, closed_by"
             " FROM rollout JOIN outcome o USING (rollout_key) WHERE batch_id = :id",
             id=self.batch_id,
@@ -135,7 +144,7 @@ class Rehearsal:
         contract = contract_of(
             read_spec({"task_set": "rehearsal", "policy": {"kind": "noop"}, "seed": SEED}), Resolved()
         )
-        job = Job(task={}, contract=contract, work_dir=self._stage.system.settings.state_dir, timeout_s=1, token="")
+        job = Job(task={}, contract=contract, work_dir=self._world.system.settings.state_dir, timeout_s=1, token="")
         try:
             await driver.prepare(job, self._quiet, self._keep)
             await driver.postconfig(job, self._quiet, self._keep)
@@ -153,7 +162,7 @@ class Rehearsal:
         return {}
 
     async def _rerun(self) -> int:
-        keys = await self._stage.system.ledger.request_rerun(
+        keys = await self._world.system.ledger.request_rerun(
             self.batch_id, "masked", reason="rehearsed: the masked ones once more", requested_by="rehearsal"
         )
         assert keys, "a rehearsal without masked rollouts has drawn nothing"
@@ -161,10 +170,10 @@ class Rehearsal:
 
     async def _say_roll_call(self, planned: int) -> None:
         query = "SELECT * FROM rollcall WHERE batch_id = :id"
-        for row in await self._stage.rows(query, id=self.batch_id):
+        for row in await self._world.rows(query, id=self.batch_id):
             if row["domain"] == "(all)":
                 present = row["admitted"] + row["masked"]
-                self._stage.say(
+                self._say(
                     f"  {present}/{planned} present, {planned - present} missing, 0 twice:"
                     f" {row['admitted']} admitted {dict(row['admitted_reasons'])},"
                     f" {row['masked']} masked {dict(row['masked_reasons'])}; audit clean"

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,18 +137,31 @@ async def running_system(settings: Settings, temporal_address: str, *, workers: 
 class WorkerProcess:
     """`worker_main.py` as a process that can be killed."""
 
-    def __init__(self, settings: Settings, temporal_address: str, log: Path, role: str = "all") -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        temporal_address: str,
+        log: Path,
+        role: str = "all",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._settings = settings
         self._address = temporal_address
         self._log = log
         self._role = role
+        self._environment = environment or {}
         self._process: asyncio.subprocess.Process | None = None
         self.ready_file = log.with_suffix(".ready")
 
     def environment(self) -> dict[str, str]:
         """Settings as variables."""
-        ours = self._settings.environment()
-        return {**os.environ, **ours, "TEMPORAL_ADDRESS": self._address, "ROLLBOOK_READY_FILE": str(self.ready_file)}
+        return {
+            **os.environ,
+            **self._settings.environment(),
+            "TEMPORAL_ADDRESS": self._address,
+            "ROLLBOOK_READY_FILE": str(self.ready_file),
+            **self._environment,
+        }
 
     async def start(self) -> None:
         """Start and wait until it polls."""
