@@ -3,6 +3,7 @@
 Everything is started on demand and once per session (with xdist: per worker); unit tests ask for none of it.
 """
 
+import asyncio
 import os
 import signal
 import uuid
@@ -10,16 +11,20 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import docker
+import hypothesis
+import psutil
 import pytest
 from docker.errors import DockerException
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from rollbook.config.settings import get_settings
+from rollbook.ledger.migrate import upgrade
 from rollbook.sandboxes.docker.image import ensure_image
 from tests.support.servers import (
     PostgresServer,
     TemporalServer,
+    clone_database,
     deployments_of,
     new_postgres,
     new_temporal,
@@ -32,9 +37,26 @@ RUN_ID = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)[:8]
 SLOW_TIMEOUT_S = 900
 
 
+WORKER_EXIT_S = 60
+# No deadlines: the processors are shared, and a wall-clock time proves nothing.
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
 def pytest_configure() -> None:
     """SIGTERM (a CI timeout) ends the run as Ctrl-C does: fixtures stop their servers and remove their desktops."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def pytest_keyboard_interrupt() -> None:
+    """Let the xdist workers clean up: xdist kills them after 10 s, and their servers would be left running."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    workers = [child for child in psutil.Process().children() if "execnet" in " ".join(child.cmdline())]
+    for worker in workers:
+        worker.send_signal(signal.SIGINT)
+    psutil.wait_procs(workers, timeout=WORKER_EXIT_S)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -80,11 +102,19 @@ async def database_url(pg_server: PostgresServer) -> AsyncIterator[str]:
     await pg_server.drop_database(name)
 
 
+@pytest.fixture(scope="session")
+async def template_database(pg_server: PostgresServer) -> str:
+    """Name of a migrated, empty ledger: copying it is quicker than migrating each time."""
+    name = "template_ledger"
+    await asyncio.to_thread(upgrade, await pg_server.create_database(name))
+    return name
+
+
 @pytest.fixture(scope="module")
-async def module_database_url(pg_server: PostgresServer) -> AsyncIterator[str]:
-    """SQLAlchemy URL of a fresh, empty database shared by the tests of one module."""
+async def ledger_url(pg_server: PostgresServer, template_database: str) -> AsyncIterator[str]:
+    """SQLAlchemy URL of a fresh, migrated ledger shared by the tests of one module."""
     name = f"m_{uuid.uuid4().hex[:12]}"
-    yield await pg_server.create_database(name)
+    yield await clone_database(pg_server, template_database, name)
     await pg_server.drop_database(name)
 
 

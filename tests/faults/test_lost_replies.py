@@ -39,12 +39,12 @@ class Unreliable:
 
 async def test_no_answer_is_needed_for_the_truth(
     scratch: Path,
-    module_database_url: str,
+    ledger_url: str,
     temporal_address: str,
     deployment_id: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = system_settings(scratch / "lost", module_database_url, f"{deployment_id}-l")
+    settings = system_settings(scratch / "lost", ledger_url, f"{deployment_id}-l")
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("four", small_tasks(4))
         unreliable = Unreliable(seed=3)

@@ -18,15 +18,14 @@ from tests.support.system import System, null_spec, running_system, small_tasks,
 
 
 @pytest.fixture(scope="module")
-async def system(
-    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str
-) -> AsyncIterator[System]:
-    settings = system_settings(scratch / "chaos", module_database_url, f"{deployment_id}-c", pump_slices_per_run=2)
+async def system(scratch: Path, ledger_url: str, temporal_address: str, deployment_id: str) -> AsyncIterator[System]:
+    settings = system_settings(scratch / "chaos", ledger_url, f"{deployment_id}-c", pump_slices_per_run=2)
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("ten", small_tasks(10))
         yield system
 
 
+@pytest.mark.slow
 async def test_whatever_is_done_to_episodes_every_row_ends_once(system: System) -> None:
     spec = null_spec(
         "ten",

@@ -43,6 +43,7 @@ async def attempts(world: World, batch_id: str) -> list[tuple[int, str, float | 
     return [(row["attempt_index"], row["termination_reason"], row["score"]) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "activity"),
     [

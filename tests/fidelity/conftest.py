@@ -23,7 +23,7 @@ def example(path: str) -> Any:
 @pytest.fixture(scope="module")
 async def system(
     scratch: Path,
-    module_database_url: str,
+    ledger_url: str,
     temporal_address: str,
     deployment_id: str,
     desktop_image: str,
@@ -33,7 +33,7 @@ async def system(
     own = f"{deployment_id}-fidelity"
     settings = system_settings(
         scratch / "fidelity",
-        module_database_url,
+        ledger_url,
         own,
         desktop_image=desktop_image,
         max_desktops=2,

@@ -70,16 +70,14 @@ async def said() -> Scenario:
 @pytest.fixture(scope="module")
 async def system(
     scratch: Path,
-    module_database_url: str,
+    ledger_url: str,
     temporal_address: str,
     deployment_id: str,
     desktop_image: str,
     said: Scenario,
 ) -> AsyncIterator[System]:
     more: dict[str, Any] = {"desktop_image": desktop_image, "max_desktops": 2, "heartbeat_s": 30}
-    async with model_system(
-        scratch / "solves", module_database_url, temporal_address, deployment_id, said, **more
-    ) as system:
+    async with model_system(scratch / "solves", ledger_url, temporal_address, deployment_id, said, **more) as system:
         await system.register_directory("quickstart", EXAMPLES / "quickstart")
         yield system
 

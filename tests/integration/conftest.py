@@ -6,20 +6,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rollbook.ledger import Ledger
-from rollbook.ledger.migrate import upgrade
 from tests.support.ledger import Kit, make_tasks
 
 
 @pytest.fixture(scope="module")
-def ledger_url(module_database_url: str) -> str:
-    """A migrated database for the tests of one module; each test uses a batch of its own."""
-    upgrade(module_database_url)
-    return module_database_url
-
-
-@pytest.fixture(scope="module")
 async def ledger(ledger_url: str) -> AsyncIterator[Ledger]:
-    """A ledger for the tests of one module."""
+    """A ledger for the tests of one module; each test uses a batch of its own."""
     ledger = Ledger.connect(ledger_url)
     yield ledger
     await ledger.aclose()

@@ -42,13 +42,13 @@ async def said() -> Scenario:
 
 @pytest.fixture(scope="module")
 async def system(
-    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str, said: Scenario
+    scratch: Path, ledger_url: str, temporal_address: str, deployment_id: str, said: Scenario
 ) -> AsyncIterator[System]:
     directory = scratch / "kept"
     await asyncio.to_thread(directory.mkdir)
     async with ModelServer(said, api_key=KEY) as server:
         file = endpoints_file(directory, {"test": server})
-        settings = system_settings(directory, module_database_url, deployment_id, endpoints_file=file)
+        settings = system_settings(directory, ledger_url, deployment_id, endpoints_file=file)
         async with running_system(settings, temporal_address, workers=False) as system:
             await system.register_tasks("one", small_tasks(1))
             yield system
@@ -116,8 +116,8 @@ async def step(system: System, said: Scenario) -> Step:
     return Step(system, said, row["rollout_key"], Observation(screenshot=shot))
 
 
-async def test_while_the_ledger_is_away_the_answer_waits(step: Step, module_database_url: str) -> None:
-    url = make_url(module_database_url)
+async def test_while_the_ledger_is_away_the_answer_waits(step: Step, ledger_url: str) -> None:
+    url = make_url(ledger_url)
     name = url.database
     admin = url.set(drivername="postgresql", database="postgres").render_as_string(hide_password=False)
 
@@ -167,9 +167,9 @@ async def test_while_the_store_is_away_the_answer_waits(step: Step) -> None:
     assert len(step.said.calls) == len(await step.responses()) == 1
 
 
-async def test_a_cancel_waits_for_the_commit(step: Step, module_database_url: str) -> None:
+async def test_a_cancel_waits_for_the_commit(step: Step, ledger_url: str) -> None:
     """Another transaction holds the rollout's row when the answer comes; the activity is cancelled meanwhile."""
-    url = make_url(module_database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    url = make_url(ledger_url).set(drivername="postgresql").render_as_string(hide_password=False)
     async with await psycopg.AsyncConnection.connect(url) as other:
 
         async def held(_: Call) -> str:

@@ -24,10 +24,8 @@ FIVE = {f"t{number:03d}" for number in range(5)}
 
 
 @pytest.fixture(scope="module")
-async def system(
-    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str
-) -> AsyncIterator[System]:
-    settings = system_settings(scratch / "cli", module_database_url, deployment_id)
+async def system(scratch: Path, ledger_url: str, temporal_address: str, deployment_id: str) -> AsyncIterator[System]:
+    settings = system_settings(scratch / "cli", ledger_url, deployment_id)
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("five", small_tasks(5))
         yield system

@@ -64,9 +64,7 @@ COMPLETION = (
 
 
 @pytest.fixture(scope="module")
-async def system(
-    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str
-) -> AsyncIterator[System]:
+async def system(scratch: Path, ledger_url: str, temporal_address: str, deployment_id: str) -> AsyncIterator[System]:
     """Two tasks, three samples each; sample 2 of the first is masked by a model that never answers."""
 
     def answer(call: Call) -> Any:
@@ -78,7 +76,7 @@ async def system(
 
     said = Scenario()
     said.answer = answer
-    async with model_system(scratch / "export", module_database_url, temporal_address, deployment_id, said) as system:
+    async with model_system(scratch / "export", ledger_url, temporal_address, deployment_id, said) as system:
         await system.register_tasks("two", small_tasks(2))
         identity = {"sampling_event_id": "event", "source_group_ids": {"t000": "g-0", "t001": "g-1"}}
         more: dict[str, Any] = {"max_attempts": 2, "concurrency": 3, "reward_mode": "raw", "identity": identity}

@@ -24,10 +24,8 @@ ENDLESS = {"policy": {"kind": "noop", "waits": 5000}, "limits": {"max_steps": 10
 
 
 @pytest.fixture(scope="module")
-async def system(
-    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str
-) -> AsyncIterator[System]:
-    settings = system_settings(scratch / "janitor", module_database_url, f"{deployment_id}-j")
+async def system(scratch: Path, ledger_url: str, temporal_address: str, deployment_id: str) -> AsyncIterator[System]:
+    settings = system_settings(scratch / "janitor", ledger_url, f"{deployment_id}-j")
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("two", small_tasks(2))
         yield system
@@ -189,9 +187,9 @@ async def test_it_runs_without_any_input(system: System) -> None:
 
 
 async def test_nothing_is_concluded_about_another_deployment(
-    system: System, scratch: Path, module_database_url: str, temporal_address: str
+    system: System, scratch: Path, ledger_url: str, temporal_address: str
 ) -> None:
-    other = system_settings(scratch / "other", module_database_url, "somebody-else")
+    other = system_settings(scratch / "other", ledger_url, "somebody-else")
     async with running_system(other, temporal_address) as stranger:
         for number in (4, 5):
             found = await _reconcile(stranger, number)

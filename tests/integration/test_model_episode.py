@@ -28,9 +28,9 @@ async def said() -> Scenario:
 
 @pytest.fixture(scope="module")
 async def system(
-    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str, said: Scenario
+    scratch: Path, ledger_url: str, temporal_address: str, deployment_id: str, said: Scenario
 ) -> AsyncIterator[System]:
-    async with model_system(scratch / "model", module_database_url, temporal_address, deployment_id, said) as system:
+    async with model_system(scratch / "model", ledger_url, temporal_address, deployment_id, said) as system:
         await system.register_tasks("one", small_tasks(1))
         yield system
 

@@ -22,10 +22,8 @@ SLOW = {"policy": {"kind": "noop", "waits": 3000}, "limits": {"max_steps": 1000}
 
 
 @pytest.fixture(scope="module")
-async def system(
-    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str
-) -> AsyncIterator[System]:
-    settings = system_settings(scratch / "relaunch", module_database_url, f"{deployment_id}-r")
+async def system(scratch: Path, ledger_url: str, temporal_address: str, deployment_id: str) -> AsyncIterator[System]:
+    settings = system_settings(scratch / "relaunch", ledger_url, f"{deployment_id}-r")
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("four", small_tasks(4))
         yield system

@@ -22,10 +22,8 @@ ENDLESS = {"policy": {"kind": "noop", "waits": 5000}, "limits": {"max_steps": 10
 
 
 @pytest.fixture(scope="module")
-async def system(
-    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str
-) -> AsyncIterator[System]:
-    settings = system_settings(scratch / "resets", module_database_url, f"{deployment_id}-s")
+async def system(scratch: Path, ledger_url: str, temporal_address: str, deployment_id: str) -> AsyncIterator[System]:
+    settings = system_settings(scratch / "resets", ledger_url, f"{deployment_id}-s")
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("two", small_tasks(2))
         yield system

@@ -87,14 +87,14 @@ def planted_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 async def planted(
-    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str, planted_environment: None
+    scratch: Path, ledger_url: str, temporal_address: str, deployment_id: str, planted_environment: None
 ) -> AsyncIterator[Planted]:
     directory = scratch / "secrets"
     directory.mkdir()
     async with ModelServer(chatter, api_key=RIGHT_KEY) as server:
         settings = system_settings(
             directory,
-            module_database_url.replace("://rollbook@", f"://rollbook:{quote(LEDGER_PASSWORD, safe='')}@"),
+            ledger_url.replace("://rollbook@", f"://rollbook:{quote(LEDGER_PASSWORD, safe='')}@"),
             deployment_id,
             endpoints_file=endpoints(directory, server),
             vnc_password=SecretStr(VNC_PASSWORD),

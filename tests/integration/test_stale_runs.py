@@ -57,10 +57,8 @@ DONE = OutcomeFacts(evaluation_completed=True, terminal_action="DONE")
 
 
 @pytest.fixture(scope="module")
-async def system(
-    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str
-) -> AsyncIterator[System]:
-    settings = system_settings(scratch / "zombies", module_database_url, f"{deployment_id}-z")
+async def system(scratch: Path, ledger_url: str, temporal_address: str, deployment_id: str) -> AsyncIterator[System]:
+    settings = system_settings(scratch / "zombies", ledger_url, f"{deployment_id}-z")
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("one", small_tasks(1))
         yield system

@@ -11,8 +11,8 @@ from tests.support.system import System, null_spec, running_system, small_tasks,
 
 
 @pytest.fixture(scope="module")
-async def system(scratch: Path, module_database_url: str, temporal_address: str) -> AsyncIterator[System]:
-    settings = system_settings(scratch / "null", module_database_url, "rehearsed")
+async def system(scratch: Path, ledger_url: str, temporal_address: str) -> AsyncIterator[System]:
+    settings = system_settings(scratch / "null", ledger_url, "rehearsed")
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("five", small_tasks(5))
         yield system

@@ -19,20 +19,27 @@ from tests.support.system import System, null_spec, running_system, small_tasks,
 from tests.support.waiting import until
 
 TEMPORAL = Path(sys.executable).with_name("temporal")
-SLOW = {"policy": {"kind": "noop", "waits": 30}, "limits": {"max_steps": 40}, "samples": 3, "concurrency": 1}
+SLOW = {"policy": {"kind": "noop", "waits": 8}, "limits": {"max_steps": 12}, "samples": 2, "concurrency": 1}
 
 
 @pytest.fixture(scope="module")
-async def system(
-    scratch: Path, module_database_url: str, temporal_address: str, deployment_id: str
-) -> AsyncIterator[System]:
-    settings = system_settings(
-        scratch / "cli", module_database_url, deployment_id, pump_slice_s=0.5, pump_slices_per_run=2
-    )
+async def system(scratch: Path, ledger_url: str, temporal_address: str, deployment_id: str) -> AsyncIterator[System]:
+    settings = system_settings(scratch / "cli", ledger_url, deployment_id, pump_slice_s=0.5, pump_slices_per_run=2)
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("three", small_tasks(3))
         await system.register_tasks("web", [{**small_tasks(1)[0], "id": "w0", "proxy": True}])
         yield system
+
+
+async def another_run(system: System, batch_id: str) -> None:
+    """Wait until the batch workflow has continued as new: several slices have passed."""
+    handle = system.client.get_workflow_handle(batch_id)
+    before = (await handle.describe()).run_id
+
+    async def continued() -> bool:
+        return (await handle.describe()).run_id != before
+
+    await until("it continues as new", continued)
 
 
 async def count(system: System, table: str, batch_id: str) -> int:
@@ -88,7 +95,7 @@ async def test_start_runs_to_completion_and_fail_existing_refuses(system: System
     code, output = await cli.start("start", "cli-1", null_spec("three"), "--fail-existing")
     assert code == 1
     result = await system.client.get_workflow_handle("cli-1").result()
-    assert result["counts"]["admitted"] == 9
+    assert result["counts"]["admitted"] == 6
     assert (await system.audit("cli-1")).ok
 
 
@@ -154,7 +161,7 @@ def _floats(value: Any) -> Any:
 
 
 async def test_pause_resume_set_concurrency_and_stop(system: System, cli: Cli) -> None:
-    await cli.start("start", "cli-2", null_spec("three", **{**SLOW, "samples": 10}))
+    await cli.start("start", "cli-2", null_spec("three", **{**SLOW, "samples": 6}))
     ledger = system.ledger
 
     async def counts(condition: Any) -> bool:
@@ -167,30 +174,38 @@ async def test_pause_resume_set_concurrency_and_stop(system: System, cli: Cli) -
     await until("none runs", lambda: counts(lambda c: c.running == 0))
     waiting = (await ledger.counts("cli-2")).waiting
     assert waiting > 0
-    await asyncio.sleep(2)  # several slices and continue-as-news pass
+    for _ in range(2):  # it continues as new, and starts nothing
+        await another_run(system, "cli-2")
     assert (await ledger.counts("cli-2")).waiting == waiting
     await cli.signal("cli-2", "resume", {"reason": "lunch is over"})
     await until("some run again", lambda: counts(lambda c: c.waiting < waiting))
     await cli.signal("cli-2", "stop")
     stopped = await system.client.get_workflow_handle("cli-2").result()
     assert stopped["state"] == "stopped"
-    code, output = await cli.start("execute", "cli-2", null_spec("three", **{**SLOW, "samples": 10, "concurrency": 8}))
+    code, output = await cli.start("execute", "cli-2", null_spec("three", **{**SLOW, "samples": 6, "concurrency": 8}))
     assert code == 0, output
-    assert (await ledger.counts("cli-2")).admitted == 30
+    assert (await ledger.counts("cli-2")).admitted == 18
     assert (await system.audit("cli-2")).ok
 
 
 async def test_signals_before_the_first_workflow_task(
-    system: System, scratch: Path, module_database_url: str, temporal_address: str
+    system: System, scratch: Path, ledger_url: str, temporal_address: str
 ) -> None:
     """No worker polls yet: pause and set_concurrency wait in the history and count before anything starts."""
-    settings = system_settings(scratch / "late", module_database_url, "late", pump_slice_s=1)
+    settings = system_settings(scratch / "late", ledger_url, "late", pump_slice_s=0.5, pump_slices_per_run=2)
     async with running_system(settings, temporal_address, workers=False) as late:
         handle = await late.start_batch(null_spec("three", samples=2), "early")
         await handle.signal("set_concurrency", 5)
         await handle.signal("pause", {"reason": "too early"})
     async with running_system(settings, temporal_address) as late:
-        await asyncio.sleep(3)
+
+        async def registered() -> bool:
+            return (await late.ledger.counts("early")).planned == 6 and (
+                await late.ledger.batch_control("early")
+            ).paused
+
+        await until("it is registered and paused", registered)
+        await another_run(late, "early")
         counts = await late.ledger.counts("early")
         assert (counts.planned, counts.waiting) == (6, 6)
         control = await late.ledger.batch_control("early")
@@ -201,11 +216,11 @@ async def test_signals_before_the_first_workflow_task(
 
 @pytest.mark.parametrize(("verb", "planned"), [("stop", 6), ("cancel", 0)])
 async def test_an_end_asked_for_before_the_first_workflow_task(
-    cli: Cli, scratch: Path, module_database_url: str, temporal_address: str, verb: str, planned: int
+    cli: Cli, scratch: Path, ledger_url: str, temporal_address: str, verb: str, planned: int
 ) -> None:
     """No worker polls yet. Stopped: every row is planned, none ran. Cancelled: nothing is planned."""
     batch_id, late_name = f"early-{verb}", f"late-{verb}"
-    settings = system_settings(scratch / late_name, module_database_url, late_name, pump_slice_s=1)
+    settings = system_settings(scratch / late_name, ledger_url, late_name, pump_slice_s=1)
     async with running_system(settings, temporal_address, workers=False) as late:
         handle = await late.start_batch(null_spec("three", samples=2), batch_id)
         asked = ("signal", "--name", "stop") if verb == "stop" else ("cancel",)
@@ -223,7 +238,7 @@ async def test_an_end_asked_for_before_the_first_workflow_task(
 
 
 async def test_cancel_from_the_command_line(system: System, cli: Cli) -> None:
-    await cli.start("start", "cli-3", null_spec("three", **{**SLOW, "policy": {"kind": "noop", "waits": 39}}))
+    await cli.start("start", "cli-3", null_spec("three", **{**SLOW, "policy": {"kind": "noop", "waits": 11}}))
 
     async def one_runs() -> bool:
         return (await system.ledger.counts("cli-3")).running == 1
@@ -234,7 +249,7 @@ async def test_cancel_from_the_command_line(system: System, cli: Cli) -> None:
 
     async def closed() -> bool:
         counts = await system.ledger.counts("cli-3")
-        return counts.planned == 9 and counts.running + counts.waiting == 0
+        return counts.planned == 6 and counts.running + counts.waiting == 0
 
     await until("every row is closed", closed)
     assert (await system.audit("cli-3")).ok

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -22,8 +23,7 @@ from models.admission import POLICIES, AdmissionDecision
 from models.batch import Control
 from rollbook.errors import Fenced, InvalidInput, LedgerConflict, SpecConflict
 from rollbook.ledger import Ledger
-from rollbook.ledger.admission import PolicyToReapply
-from rollbook.ledger.migrate import upgrade
+from rollbook.ledger.admission import Rule
 from tests.support.ledger import DEPLOYMENT, NAMESPACE, Kit, make_tasks, rows
 
 T = TypeVar("T")
@@ -267,10 +267,13 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.admitted[key] = row["selected_attempt"]
 
 
-def test_any_interleaving_keeps_the_roll_call(module_database_url: str) -> None:
-    upgrade(module_database_url)
+EXAMPLES = int(os.environ.get("ROLLBOOK_PROPERTY_EXAMPLES", "8"))
+
+
+@pytest.mark.parametrize("examples", [2, pytest.param(EXAMPLES, marks=pytest.mark.slow)])
+def test_any_interleaving_keeps_the_roll_call(ledger_url: str, examples: int) -> None:
     with asyncio.Runner() as runner:
-        ledger = Ledger.connect(module_database_url, pool_size=2)
+        ledger = Ledger.connect(ledger_url, pool_size=2)
 
         class Bound(LedgerMachine):
             pass
@@ -280,7 +283,7 @@ def test_any_interleaving_keeps_the_roll_call(module_database_url: str) -> None:
             run_state_machine_as_test(
                 Bound,
                 settings=settings(
-                    max_examples=int(os.environ.get("ROLLBOOK_PROPERTY_EXAMPLES", "8")),
+                    max_examples=examples,
                     stateful_step_count=30,
                     deadline=None,
                     suppress_health_check=list(HealthCheck),

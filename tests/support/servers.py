@@ -11,9 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import docker
+import psycopg
 from docker.errors import NotFound
 from docker.models.containers import Container
 from docker.models.networks import Network
+from psycopg import sql
 
 from rollbook.sandboxes.docker.engine import remove_networks
 from rollbook.stack.postgres import PostgresServer
@@ -24,6 +26,7 @@ __all__ = [
     "DEPLOYMENT_LABEL",
     "PostgresServer",
     "TemporalServer",
+    "clone_database",
     "containers_of",
     "deployments_of",
     "networks_of",
@@ -54,6 +57,18 @@ def scratch_directory(prefix: str = "rollbook-test-") -> Iterator[Path]:
 def new_postgres(directory: Path) -> PostgresServer:
     """A Postgres server below `directory`, not started. fsync is off: kill -9 loses nothing, a power cut may."""
     return PostgresServer(directory / "postgres", directory / "logs" / "postgres.log", durable=False)
+
+
+async def clone_database(server: PostgresServer, template: str, name: str) -> str:
+    """Create database `name` as a copy of `template`, which has no open connection; its SQLAlchemy URL."""
+    admin = server.url("postgres").replace("+psycopg", "")
+    async with await psycopg.AsyncConnection.connect(admin, autocommit=True) as connection:
+        await connection.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+        )
+        # The migrations revoke this too, but Postgres does not copy the privileges of a database itself.
+        await connection.execute(sql.SQL("REVOKE TEMPORARY ON DATABASE {} FROM PUBLIC").format(sql.Identifier(name)))
+    return server.url(name)
 
 
 def new_temporal(directory: Path, port: int | None = None, ui_port: int | None = None) -> TemporalServer:

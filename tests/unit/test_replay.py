@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 from temporalio.client import WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer
 
-from rollbook.temporal.plugin import sandbox_runner
+from rollbook.temporal.plugin import RollbookPlugin
 from worker_main import WORKFLOWS
 
 HISTORIES = sorted((Path(__file__).parent.parent / "histories").glob("*.json"))
@@ -28,7 +27,7 @@ def _read(path: Path) -> Any:
 @pytest.mark.parametrize("path", HISTORIES, ids=[path.stem for path in HISTORIES])
 async def test_history_replays(path: Path) -> None:
     stored = _read(path)
-    replayer = Replayer(workflows=WORKFLOWS, data_converter=pydantic_data_converter, workflow_runner=sandbox_runner())
+    replayer = Replayer(workflows=WORKFLOWS, plugins=[RollbookPlugin()])
     await replayer.replay_workflow(WorkflowHistory.from_json(stored["workflow_id"], stored["history"]))
 
 

@@ -130,7 +130,11 @@ async def test_imported_rows_are_decided_by_hand_and_never_run(kit: Kit) -> None
 
 
 def test_the_command(
-    kit: Kit, ledger_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kit: Kit,
+    ledger_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ROLLBOOK_DATABASE_URL", ledger_url)
     monkeypatch.setenv("ROLLBOOK_STATE_DIR", str(tmp_path))
@@ -179,7 +183,11 @@ async def exported(kit: Kit, directory: Path) -> list[str]:
 
 
 async def test_main_file_and_sidecar_together_are_read(
-    kit: Kit, ledger_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kit: Kit,
+    ledger_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ROLLBOOK_DATABASE_URL", ledger_url)
     monkeypatch.setenv("ROLLBOOK_STATE_DIR", str(tmp_path))

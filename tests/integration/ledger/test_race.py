@@ -83,6 +83,7 @@ async def crowd(kit: Kit) -> Kit:
     return kit
 
 
+@pytest.mark.slow
 async def test_sixty_rollouts_four_runs_each_duplicated(crowd: Kit) -> None:
     keys = await crowd.planned()
     runs = [Run(crowd, key, f"{key}-{number}", f"{key}-{number}") for key in keys for number in range(RUNS)]
@@ -98,6 +99,7 @@ async def test_sixty_rollouts_four_runs_each_duplicated(crowd: Kit) -> None:
     assert report.ok, report.findings[:5]
 
 
+@pytest.mark.slow
 async def test_a_cancel_in_the_middle(crowd: Kit) -> None:
     runs = [Run(crowd, key, f"{key}-{number}", f"{key}{number}") for key in await crowd.planned() for number in (1, 2)]
     playing = [asyncio.create_task(run.play()) for run in runs]
@@ -109,6 +111,7 @@ async def test_a_cancel_in_the_middle(crowd: Kit) -> None:
     assert report.ok, report.findings[:5]
 
 
+@pytest.mark.slow
 async def test_reruns_in_the_middle(crowd: Kit) -> None:
     keys = await crowd.planned()
     runs = [Run(crowd, key, f"{key}-{number}", f"{key}.{number}") for key in keys for number in (1, 2)]

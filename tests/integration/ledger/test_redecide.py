@@ -178,7 +178,11 @@ async def test_training_is_decided_with_the_end_and_follows_the_mask(kit: Kit) -
 
 
 async def test_the_command(
-    kit: Kit, ledger_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kit: Kit,
+    ledger_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ROLLBOOK_DATABASE_URL", ledger_url)
     monkeypatch.setenv("ROLLBOOK_STATE_DIR", str(tmp_path))
