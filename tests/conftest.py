@@ -53,7 +53,7 @@ def pytest_keyboard_interrupt() -> None:
     """Let the xdist workers clean up: xdist kills them after 10 s, and their servers would be left running."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
-    workers = [child for child in psutil.Process().children() if "execnet" in " ".join(child.cmdline())]
+    workers = [child for child in psutil.Process().children() if "stdin.readline" in " ".join(child.cmdline())]
     for worker in workers:
         worker.send_signal(signal.SIGINT)
     psutil.wait_procs(workers, timeout=WORKER_EXIT_S)
