@@ -177,7 +177,8 @@ async def test_a_running_batch_meets_another_contract(
 
 
 async def test_rerun_of_masked_failed_named_and_admitted(system: System) -> None:
-    spec = null_spec("four", samples=12, concurrency=8, seed=7, max_attempts=1)
+    # with this seed three fail at first, each in another way, and one of them fails again
+    spec = null_spec("four", samples=3, concurrency=8, seed=73, max_attempts=1)
     first = await system.run_batch(spec, "rerun")
     assert first.counts.masked >= 3
     before = await attempts(system, "rerun")
@@ -187,7 +188,7 @@ async def test_rerun_of_masked_failed_named_and_admitted(system: System) -> None
     assert 0 < len(failed) <= first.counts.masked
     second = await system.run_batch(spec, "rerun")
     assert second.state == "complete"
-    assert second.counts.planned == 48
+    assert second.counts.planned == 12
     again = {key.split("/", 2)[2] for key in failed}
     after = await attempts(system, "rerun")
     assert {name for name, runs in after.items() if len(runs) > len(before[name])} == again
@@ -210,10 +211,10 @@ async def test_rerun_of_masked_failed_named_and_admitted(system: System) -> None
         await system.ledger.request_rerun("rerun", admitted[:1], reason=" ", requested_by="ann", supersede=True)
     assert await system.ledger.request_rerun("rerun", admitted[:1], supersede=True, **said) == admitted[:1]
     last = await system.run_batch(spec, "rerun")
-    assert (last.state, last.counts.planned) == ("complete", 48)
+    assert (last.state, last.counts.planned) == ("complete", 12)
     (board,) = await query(system, "SELECT * FROM scoreboard WHERE batch_id = 'rerun' AND domain = '(all)'")
     assert (board["superseded"], board["reruns"]) == (1, len(failed) + len(masked) + 1)
-    assert (await proven(system, "rerun", 48)).count("superseded") == 1
+    assert (await proven(system, "rerun", 12)).count("superseded") == 1
 
 
 async def test_a_trainers_batch_from_event_to_training_rows(system: System) -> None:
