@@ -75,7 +75,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _uses_desktops(item: pytest.Item) -> bool:
-    return "docker_client" in getattr(item, "fixturenames", ())
+    """By its fixtures, or by a parameter that asks for the provider."""
+    callspec = getattr(item, "callspec", None)
+    return "docker_client" in getattr(item, "fixturenames", ()) or (
+        callspec is not None and "docker" in callspec.params.values()
+    )
 
 
 @pytest.fixture(scope="session")

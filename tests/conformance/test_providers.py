@@ -267,9 +267,9 @@ def test_a_broken_registration_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert os.sep
 
 
-async def test_a_batch_runs_on_it(scratch: Path, module_database_url: str, temporal_address: str) -> None:
+async def test_a_batch_runs_on_it(scratch: Path, ledger_url: str, temporal_address: str) -> None:
     """Spec, registration, worker, desktops and scores; without a line about the provider anywhere else."""
-    settings = system_settings(scratch / "memory", module_database_url, "memory-test")
+    settings = system_settings(scratch / "memory", ledger_url, "memory-test")
     async with running_system(settings, temporal_address) as system:
         await system.register_tasks("two", small_tasks(2))
         spec = null_spec("two", desktop={"provider": "memory", "screen_width": 640, "screen_height": 480})
