@@ -23,7 +23,7 @@ from models.admission import POLICIES, AdmissionDecision
 from models.batch import Control
 from rollbook.errors import Fenced, InvalidInput, LedgerConflict, SpecConflict
 from rollbook.ledger import Ledger
-from rollbook.ledger.admission import Rule
+from rollbook.ledger.admission import PolicyToReapply
 from tests.support.ledger import DEPLOYMENT, NAMESPACE, Kit, make_tasks, rows
 
 T = TypeVar("T")
