@@ -29,7 +29,7 @@ def audit(batch: BatchArgument, as_json: AsJson = False) -> None:
     async def work() -> int:
         found = settings()
         async with open_reader(found) as reader:
-            await reader.batch(batch)  # a wrong name is told with those that are like it
+            await reader.batch(batch)  # refuses a wrong name with similar ones
         async with open_ledger(found) as ledger:
             report = await examine(found, ledger, batch)
         print_json(asdict(report)) if as_json else print_audit(report)
@@ -44,7 +44,7 @@ async def examine(found: Settings, ledger: Ledger, batch_id: str) -> AuditReport
 
 
 def print_audit(report: AuditReport) -> None:
-    """What is wrong, row by row; then what is worth knowing; then the verdict."""
+    """Print findings row by row, then notices, then the verdict."""
     if report.findings:
         cells = [(finding.kind, finding.subject, clean(finding.detail, 300)) for finding in report.findings]
         print_table(("WRONG", "WHERE", "WHAT"), cells)

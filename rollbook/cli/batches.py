@@ -36,7 +36,7 @@ _LIFE: dict[WorkflowExecutionStatus, Life] = {
 
 @dataclass(frozen=True)
 class Pulse:
-    """What Temporal knows about a workflow."""
+    """Temporal's state of a workflow."""
 
     life: Life
     """`absent` where Temporal knows no run (any more)."""
@@ -65,7 +65,7 @@ def _troubles(description: WorkflowExecutionDescription) -> list[str]:
 
 
 async def life_of(client: Client, workflow_id: str) -> Life:
-    """Whether a workflow lives, or how its newest run ended."""
+    """Status of a workflow: running, or the end of its newest run."""
     return (await pulse_of(client, workflow_id)).life
 
 
@@ -158,7 +158,7 @@ def state_of(batch: BatchRow, counts: Counts, life: Life | None) -> str:
 
 
 def advice(batch: BatchRow, state: str) -> str | None:
-    """What to do about a batch that does not go on by itself."""
+    """Advice about a batch that does not continue by itself."""
     if state == "stopped" or state.startswith("interrupted"):
         return f"submit the same spec with --batch-id {batch.batch_id} to go on"
     if state in ("paused", "frozen"):
@@ -169,7 +169,7 @@ def advice(batch: BatchRow, state: str) -> str | None:
 
 
 def rerun_masked(batch_id: str) -> str:
-    """How a cancelled batch is taken up again after all."""
+    """Commands that resume a cancelled batch."""
     return f"rollbook rerun {batch_id} --masked --reason … runs what is masked again"
 
 

@@ -73,7 +73,7 @@ def _tell(problems: dict[str, list[str]], strict: bool) -> None:
         note(f"{'error' if strict else 'warning'}: {key}: {'; '.join(dict.fromkeys(lines))}")
     if problems and strict:
         some = several(len(problems), "task")
-        raise InvalidInput(f"{some} cannot be set up or scored here: mend what is named above, or leave out --strict")
+        raise InvalidInput(f"{some} cannot be set up or scored here: fix the tasks above or omit --strict")
 
 
 @tasks.command("ls")

@@ -20,9 +20,9 @@ from rollbook.errors import InvalidInput
 from rollbook.ledger.reader import BatchRow, Reader
 
 TAKEN_UP_S = 20.0
-"""How long a signal may take to show in the ledger; it is durable either way."""
+"""Time that a signal may take to show in the ledger; it is durable either way."""
 CANCEL_S = 330.0
-"""How long a cancelled batch may take to end its episodes and close its rows."""
+"""Time that a cancelled batch may take to end its episodes and close its rows."""
 POLL_S = 0.2
 
 WhyControl = Annotated[str, typer.Option("--reason", help="Why; shown with the batch.")]
@@ -36,7 +36,7 @@ def pause(
     reason: WhyControl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Start nothing new. Running episodes finish, unless --freeze stands them still."""
+    """Start nothing new. Running episodes finish; --freeze suspends them."""
     options = {"freeze": freeze, "reason": reason}
     finish(_control(batch, names.PAUSE, options, lambda row: row.paused and row.frozen == freeze, as_json))
 
@@ -124,7 +124,7 @@ def cancel(
     wait: Annotated[bool, typer.Option(help="Wait until every row is closed.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """End a batch for good: running episodes are cancelled, every open rollout is closed as masked (cancelled)."""
+    """End a batch permanently: running episodes are cancelled, every open rollout is closed as masked (cancelled)."""
     if not yes:
         _confirm(batch)
     finish(_cancel(batch, reason, wait, as_json))
@@ -132,7 +132,7 @@ def cancel(
 
 def _confirm(batch_id: str) -> None:
     if not sys.stdin.isatty():
-        raise InvalidInput("cancel: give --yes; there is nobody to ask (stdin is no terminal)")
+        raise InvalidInput("cancel: confirmation required; pass --yes (stdin is not a terminal)")
     typer.confirm(f"Close every open rollout of {batch_id} as cancelled?", abort=True, err=True)
 
 

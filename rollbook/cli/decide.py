@@ -76,7 +76,7 @@ def _refuse_rules(policy_id: str) -> None:
 
 
 def whoami() -> str:
-    """Who runs the command, for decisions that are kept."""
+    """The user who runs the command, for decisions that are kept."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user without a name

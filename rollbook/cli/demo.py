@@ -100,7 +100,7 @@ def _print_links(links: Links, batch_id: str, rollouts: list[Row], screens: dict
 
 
 def deviations(rollouts: list[Row], expected: dict[str, Row]) -> list[str]:
-    """Where results differ from what the examples lead to on a healthy machine."""
+    """Differences from the results of the examples on a healthy machine."""
     lines = []
     for row in rollouts:
         wanted = expected.get(row["task_id"], {})
@@ -143,7 +143,7 @@ def next_lines(found: Settings, rollout: str, free_id: str, exports: list[str]) 
 
 
 def _exports(found: Settings) -> list[str]:
-    """What the shell must know first, so that `rollbook` and `temporal` are found and find the server."""
+    """Shell exports with which `rollbook` and `temporal` are found and find the server."""
     lines = []
     if not (shutil.which("rollbook") and shutil.which("temporal")):
         lines.append(f"export PATH={Path(sys.executable).parent}:$PATH")

@@ -37,7 +37,7 @@ def up(
 
 
 def elsewhere(address: str | None) -> str | None:
-    """What to type where the plain `temporal` would look for the server at its usual place and not find ours."""
+    """The export that the plain `temporal` needs when the server is not at its usual port."""
     from rollbook.stack.processes import HOST, PREFERRED, holder, is_free
 
     usual = PREFERRED["temporal"]
@@ -103,7 +103,7 @@ def logs(
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say what this machine lacks and how to mend it. Exit code 1 if something required is missing."""
+    """Report what is missing on this machine and how to fix it. Exit code 1 if a requirement is missing."""
     from rollbook.stack.doctor import doctor as examine
     from rollbook.stack.doctor import print_checks
 

@@ -143,7 +143,7 @@ def _ledger_error(error: DBAPIError) -> int:
 
 
 def entrypoint() -> NoReturn:
-    """Run, flush, leave. Not a normal exit: the Temporal client library may crash in it (temporal-notes §0.13)."""
+    """Run, flush, leave. Not a normal exit: the Temporal client library may crash in it."""
     code = run()
     for stream in (sys.stdout, sys.stderr):
         try:

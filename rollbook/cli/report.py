@@ -1,4 +1,4 @@
-"""`report`: the scoreboard of a batch. Every rate is given over both denominators, so that nobody has to guess."""
+"""`report`: the scoreboard of a batch. Every rate is given over both denominators."""
 
 from typing import Annotated, Any
 
@@ -30,7 +30,7 @@ def report(
 
 
 async def read(reader: Reader, batch_id: str, rollouts: bool) -> Row:
-    """What `report` shows."""
+    """The data of `report`."""
     row = await reader.batch(batch_id)
     contract = RecordedContract.read(row.contract)
     return {
@@ -106,7 +106,7 @@ def print_scoreboard(rows: list[Row]) -> None:
 
 
 def _print_reruns(rows: list[Row]) -> None:
-    """Attempts beyond the first, and results that were replaced: nobody should have to ask."""
+    """Attempts beyond the first, and results that were replaced."""
     whole = next((row for row in rows if row["domain"] == "(all)"), None)
     if whole is None:
         return

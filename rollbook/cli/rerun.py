@@ -108,7 +108,7 @@ async def _registered(client: Client, reader: Reader, launch: Launch) -> None:
 
 
 async def _taken_up(client: Client, reader: Reader, batch_id: str, ends_at: float) -> bool:
-    """Whether a running workflow knows of the waiting rows; False once it has ended."""
+    """True if a running workflow knows of the waiting rows; False once it has ended."""
     while time.monotonic() < ends_at:
         if await life_of(client, batch_id) != "running":
             return False

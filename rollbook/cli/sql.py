@@ -1,7 +1,7 @@
 """`sql`: psql on the ledger, as a role that may only read the views; without psql a small runner for one query.
 
 A login that owns the tables could undo a read-only session with one SET; after it, the role `rollbook_reader` still may
-not write: mistakes end there. It is no lock, for who may become the owner can say so: give people logins of their own.
+not write: mistakes end there. It does not bind a login that may become the owner: give people separate logins.
 """
 
 import asyncio

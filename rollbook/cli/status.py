@@ -210,7 +210,7 @@ class Ended:
         return OK if self.state == "complete" else FAILURE
 
     def as_json(self) -> dict[str, Any]:
-        """What `--json` says of it."""
+        """Its form in `--json`."""
         return {"state": self.state, **self.counts.model_dump()}
 
 
@@ -218,7 +218,7 @@ async def follow(found: Settings, batch_id: str, *, quiet: bool = False, timeout
     """Show progress until the batch has ended; how it ended. `quiet`: progress goes nowhere."""
     client = await connect(found)
     async with open_reader(found) as reader:
-        await reader.batch(batch_id)  # a wrong name is told before anything is drawn
+        await reader.batch(batch_id)  # refuses a wrong name before anything is drawn
         watching = _Watch(reader, batch_id, lambda: pulse_of(client, batch_id))
         if quiet:
             row, counts, state = await watching.until_ended(_nowhere, timeout_s)
@@ -265,7 +265,7 @@ class _Watch:
 
 
 def _nowhere(state: str, counts: Counts, eta: float | None, troubles: list[str]) -> None:
-    """Progress for nobody."""
+    """Discard progress."""
 
 
 def line(state: str, counts: Counts, eta: float | None) -> str:

@@ -27,7 +27,7 @@ from rollbook.ledger.task_selection import Member, Planned, compare, select_task
 from rollbook.policies.registry import contract_for, policy_kind, resolve_policy
 
 REGISTRATION_S = 60.0
-"""How long `submit` waits for a worker to register the batch."""
+"""Time that `submit` waits for a worker to register the batch."""
 
 ALREADY = "already complete"
 """The workflow's word for a launch that found nothing to run."""
@@ -167,7 +167,7 @@ async def _report(reader: Reader, found: Settings, batch_id: str, state: str) ->
 
 
 def tell(done: Outcome) -> None:
-    """What a launch came to, for people."""
+    """Print the result of a launch."""
     batch_id, planned = done["batch_id"], done["planned"]
     final = done["admitted"] + done["masked"]
     words = {
@@ -223,7 +223,7 @@ def _grows(planned: list[Planned], chosen: list[Member], samples: int) -> bool:
 
 
 def operational_difference(known: BatchRow, spec: BatchSpec) -> list[str]:
-    """What a running batch does not take over from a second submit: concurrency, attempts, note."""
+    """Values that a running batch does not adopt from a second submit: concurrency, attempts, note."""
     before = {name: getattr(known, name, None) for name in ("concurrency", "max_attempts")}
     now = {"concurrency": spec.concurrency, "max_attempts": spec.max_attempts}
     return difference(before, now)

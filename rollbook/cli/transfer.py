@@ -142,7 +142,7 @@ def _namespace(found: Settings) -> str:
 
 
 def _results(file: str, raw: dict[int, object], reward_mode: RewardMode) -> tuple[dict[int, ImportedRow], int]:
-    """The results by their line, and how many attempts stand beside them that are no rollout's result."""
+    """The results by their line, and the number of attempts that are not a rollout's result."""
     found: dict[int, ImportedRow] = {}
     for line, row in raw.items():
         try:

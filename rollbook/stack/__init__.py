@@ -1,1 +1,1 @@
-"""The local stack: Temporal, Postgres, workers and an artifact server under one supervisor (DESIGN §9)."""
+"""The local stack: Temporal, Postgres, workers and an artifact server under one supervisor."""

@@ -2,7 +2,7 @@
 
 `GET /artifacts/<sha256>` and nothing else: no listing, no writing. The `Host` header must name this machine, or a
 page on the internet could read screenshots through the visitor's browser (DNS rebinding). Everything is sent with
-`nosniff` and a sandboxing policy: what a desktop produced must never run as a page of ours.
+`nosniff` and a sandboxing policy: what a desktop produced must never run as one of Rollbook's pages.
 """
 
 import argparse

@@ -226,12 +226,12 @@ class ProcessRow(BaseModel):
 
 
 class StackReport(BaseModel):
-    """What runs, as far as can be seen from outside the supervisor."""
+    """State of the processes as seen from outside the supervisor."""
 
     healthy: bool
     phase: str
     advice: str | None
-    """What to do when it is not healthy."""
+    """Advice when it is not healthy."""
     deployment_id: str
     processes: list[ProcessRow]
     desktops: int | None

@@ -131,7 +131,7 @@ class ArtifactServer(Child):
 
 WORKER_PROGRAM = PROJECT_ROOT / "worker_main.py"
 READY_VARIABLE = "ROLLBOOK_READY_FILE"
-"""A worker may write this file when it polls; otherwise its poller on the task queue tells."""
+"""A worker may write this file when it polls; otherwise its poller on the task queue shows it."""
 
 
 class Worker(Child):

@@ -261,7 +261,7 @@ def main() -> None:
         return
     code = asyncio.run(Supervisor(settings).run())
     logging.shutdown()
-    # Not a normal exit: the Temporal client library may crash in it (temporal-notes §0.13).
+    # Not a normal exit: the Temporal client library may crash in it.
     os._exit(code)
 
 
