@@ -2,7 +2,7 @@
 
 Only the wheel's binaries are used. Its own `get_server` would, as root, open (`chmod go+rx`) every parent
 directory of the data *and* of the installed package, a private home included. Here no mode outside our own
-directory changes; `tests/integration/test_stack_postgres.py` holds us to it.
+directory changes.
 
 The server listens on a unix socket in a directory of its own (mode 0700) and on no port: only its owner
 and root can reach it, and no desktop can through the host's network.
