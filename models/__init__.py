@@ -1,1 +1,1 @@
-"""What crosses a boundary, and the pure rules over it: pydantic only, no I/O, no clock, no randomness."""
+"""Values that cross a boundary, and the pure rules over them: pydantic only; no I/O, clock or randomness."""

@@ -1,7 +1,7 @@
 """Admission: may a rollout be counted or trained on? A revisable decision over recorded facts, kept append-only.
 
-A policy is a pure function of what the ledger recorded about an ended attempt. Its id stands in every decision that it
-makes; what it decides never changes under one id.
+A policy is a pure function of what the ledger recorded about an ended attempt. Every decision that it makes
+carries its id; a rule that decides otherwise must get another id.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from models.base import Wire
 from models.outcome import Classification
 
 RUNTIME_POLICY = "osworld-runtime-admission-v1"
-"""Policy id of the decision made when an attempt ends (upstream contract §1.4)."""
+"""Policy id of the decision made when an attempt ends; see docs/reference/upstream-contract.md."""
 
 LEGACY_POLICY = "legacy-mask-sample-v1"
 """Policy id of imported rows that carry only `mask_sample`."""
@@ -30,15 +30,15 @@ TRAINING_POLICY = "rollbook-training-admission-v1"
 """Policy id of the training decision made when an attempt with a caller identity ends."""
 
 EXACT_TRAINING_POLICY = "rollbook-exact-training-admission-v1"
-"""Policy id of a stricter training admission: every reply must have its sampled tokens (upstream contract §3.1)."""
+"""Policy id of a stricter training admission: every reply must have its sampled tokens."""
 
 IDENTITY_UNAVAILABLE = "caller_owned_rollout_identity_unavailable"
 SAMPLE_MASKED = "rollout_sample_masked"
-"""Why something is not trained on, in upstream's words (upstream contract §3.1)."""
+"""Reasons against training, in upstream's words."""
 
 
 class Scope(StrEnum):
-    """What a decision is about."""
+    """Subject of a decision."""
 
     RUNTIME = "runtime"  # may the outcome be counted
     TRAINING = "training"  # may its evidence be trained on
@@ -54,7 +54,7 @@ class AdmissionDecision(Wire):
 
 
 class AdmissionFacts(Wire):
-    """What policies decide upon: the recorded end of an attempt, and counts over its evidence. Defaults are closed."""
+    """Input of the policies: the recorded end of an attempt, and counts over its evidence. By default not admitted."""
 
     runtime_eligible: bool = False
     """The recorded classification of the facts; never changes."""
@@ -71,7 +71,7 @@ class AdmissionFacts(Wire):
 
 
 def decide_runtime(classification: Classification) -> AdmissionDecision:
-    """The runtime decision is the classification itself: `mask_sample == not runtime_eligible`."""
+    """Admit exactly the eligible attempts: `mask_sample == not runtime_eligible`."""
     return AdmissionDecision(admitted=classification.runtime_eligible, reason=classification.runtime_admission_reason)
 
 
@@ -104,11 +104,11 @@ def _exactly_trainable(facts: AdmissionFacts) -> tuple[bool, str]:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """A named rule: what it is about, and what it says in one line."""
+    """A named rule with its scope and a description of one line."""
 
     policy_id: str
     scope: Scope
-    says: str
+    description: str
     rule: Callable[[AdmissionFacts], tuple[bool, str]]
 
     def decide(self, facts: AdmissionFacts) -> AdmissionDecision:
@@ -136,4 +136,4 @@ POLICIES = {
         ),
     )
 }
-"""The policies by which a whole batch can be decided."""
+"""The policies that can decide a whole batch, by id."""

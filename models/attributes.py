@@ -1,7 +1,7 @@
 """Search attributes of the Temporal namespace: the names people filter by in the Temporal UI and CLI.
 
-SQL visibility allows 10 Keyword, 3 Int, 3 Double and 3 Bool attributes per namespace: spend them once.
-`SEARCH_ATTRIBUTES` is what a namespace must have registered.
+SQL visibility allows 10 Keyword, 3 Int, 3 Double and 3 Bool attributes per namespace, for all batches together.
+A namespace must have `SEARCH_ATTRIBUTES` registered.
 """
 
 from typing import Final
@@ -13,9 +13,9 @@ TASK: Final = "RolloutTask"
 DOMAIN: Final = "RolloutDomain"
 """Keyword: the task's folder, for instance `os` or `multi_apps`."""
 POLICY: Final = "RolloutPolicy"
-"""Keyword: what decides the actions, for instance `scripted` or a model name."""
+"""Keyword: the policy: a model name, or a kind such as `scripted`."""
 TERMINATION: Final = "RolloutTermination"
-"""Keyword: termination reason of the finished episode (upstream contract §1.5)."""
+"""Keyword: termination reason of the finished episode."""
 OUTCOME: Final = "RolloutOutcome"
 """Keyword: how the episode counts, for instance admitted or masked."""
 SAMPLE: Final = "RolloutSample"

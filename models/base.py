@@ -1,4 +1,4 @@
-"""The two kinds of model: what people write, and what the system carries."""
+"""The two kinds of model: input that people write, and messages that the system carries."""
 
 from typing import Annotated, Any
 
@@ -6,14 +6,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Input(BaseModel):
-    """Written by people: unknown keys and wrong types are refused, so that a typing error is found."""
+    """Written by people: unknown keys and wrong types are refused, so that typing errors are found."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def _whole_numbers(cls, data: Any) -> Any:
-        """tctl and other Go programs write 4 as 4.0: the same number. `true` and `"4"` are other things."""
+        """Read 4.0 as 4, as tctl and other Go programs write it; `true` and `"4"` are not numbers."""
         if not isinstance(data, dict):
             return data
         return {key: int(value) if _is_whole(value) else value for key, value in data.items()}

@@ -1,4 +1,4 @@
-"""What BenchmarkBatch and its activities hand to each other: registration, control, progress, result."""
+"""Messages between BenchmarkBatch and its activities: registration, control, progress, result."""
 
 from typing import Literal
 
@@ -19,7 +19,7 @@ class RegisterBatch(Wire):
 
 
 class RegisteredBatch(Wire):
-    """What registration found or made."""
+    """Answer to a registration."""
 
     batch_id: str
     planned: int
@@ -29,7 +29,7 @@ class RegisteredBatch(Wire):
     final: int
     """Rollouts that need no further attempt."""
     slice_s: float
-    """How long one pump call lasts at most, seconds."""
+    """Longest duration of one pump call, seconds."""
     slices_per_run: int
     """Pump calls before the workflow continues as new."""
     heartbeat_s: float = 30
@@ -37,7 +37,7 @@ class RegisteredBatch(Wire):
 
 
 class Counts(Wire):
-    """The roll call of one batch: planned = admitted + masked + running + waiting."""
+    """Rollouts of a batch by state: planned = admitted + masked + running + waiting."""
 
     planned: int = 0
     waiting: int = 0
@@ -52,11 +52,11 @@ class PumpRequest(Wire):
     batch_id: str
     slice_s: float
     thaw: bool = False
-    """The first of a launch: what an earlier launch left frozen goes on."""
+    """Set on the first call of a launch: thaw episodes that an earlier launch left frozen."""
 
 
 class PumpResult(Wire):
-    """Why the pump returned."""
+    """Reason for which the pump returned, and the counts at that time."""
 
     state: Literal["whole", "stopped", "continue"]
     counts: Counts
@@ -68,11 +68,11 @@ class Control(Wire):
     batch_id: str
     verb: Literal["pause", "resume", "stop", "set_concurrency"]
     freeze: bool = False
-    """With `pause`: running episodes stand still, their deadlines stop."""
+    """With `pause`: also suspend running episodes; their deadlines stop."""
     concurrency: int | None = None
     reason: str = ""
     launch_id: str = ""
-    """The launch that was told so; once the batch is launched again, its word counts no more. Empty: any."""
+    """The launch that the change is for; refused once the batch is launched again. Empty: any launch."""
 
 
 class CloseBatch(Wire):
@@ -81,7 +81,7 @@ class CloseBatch(Wire):
     batch_id: str
     reason: str = ""
     launch_id: str = ""
-    """The launch that was cancelled: it closes nothing of a later one, nor of a batch it never became. Empty: any."""
+    """The launch that was cancelled: refused once the batch is launched again. Empty: any launch."""
 
 
 class BatchResult(Wire):

@@ -22,7 +22,7 @@ Purpose = Literal["eval", "train"]
 ActionRuntime = Literal["canonical", "exact-input"]
 
 WIRE_CONTRACT_ID = "openai-chat-completions-v1"
-"""How a request travels: one chat completion, not streamed, images as data URLs of PNG."""
+"""Form of a request: one chat completion, not streamed, images as data URLs of PNG."""
 
 
 class EpisodeLimits(Input):
@@ -30,7 +30,7 @@ class EpisodeLimits(Input):
 
     max_steps: int = Field(default=15, ge=1, le=1000)
     deadline_s: float = Field(default=1800, gt=0, le=86_400)
-    """From the moment the desktop is granted until the loop must end; evaluation follows it. Stops while frozen."""
+    """From the start of setup until the step loop must end; evaluation follows. Does not run while frozen."""
     model_timeout_s: float = Field(default=900, gt=0, le=7200)
     action_timeout_s: float = Field(default=120, gt=0, le=600)
     """Per action. The guest itself kills an action after 120 s."""
@@ -39,7 +39,7 @@ class EpisodeLimits(Input):
 
 
 class Settle(Input):
-    """How long the desktop is left alone; seconds. Changing it changes what is observed, so it is in the contract."""
+    """Pauses in which nothing is done on the desktop, in seconds. They change what is observed."""
 
     after_setup_s: float = Field(default=2.0, ge=0, le=300)
     after_action_s: float = Field(default=2.0, ge=0, le=300)
@@ -48,7 +48,7 @@ class Settle(Input):
 
 
 class DesktopSpec(Input):
-    """Which desktop the rollouts run on."""
+    """The desktop on which the rollouts run."""
 
     provider: str = Field(default="docker", min_length=1, max_length=64)
     """Name of a registered sandbox provider; `null` is the do-nothing desktop of benchmarks and rehearsals."""
@@ -66,7 +66,7 @@ class DesktopSpec(Input):
 
 
 class Observe(Input):
-    """What an observation holds besides the screenshot."""
+    """Parts of an observation besides the screenshot."""
 
     accessibility_tree: bool = False
     terminal: bool = False
@@ -78,18 +78,18 @@ class Observe(Input):
 
 
 class AgentOptions(Input):
-    """Options that change what the model sees or how its replies are read."""
+    """Options that change the prompt or the reading of replies."""
 
     coordinate_type: Literal["relative", "absolute", "relative_1000", "qwen25"] = "relative"
     """The space of the model's coordinates."""
     thinking: bool | None = None
-    """Asks the server's chat template for reasoning, or for none; None leaves its default."""
+    """Ask the server's chat template for reasoning, or for none; None leaves its default."""
     max_image_pixels: int | None = Field(default=None, ge=1, le=100_000_000)
     """Screenshots with more pixels are scaled down before they are sent."""
     parse_retries: int = Field(default=5, ge=1, le=100)
-    """Samples per step in all, until one can be parsed."""
+    """Most samples per step; the first that can be parsed decides."""
     parse_error_feedback: bool = False
-    """Tell the model what was wrong with its last reply."""
+    """Add the error of the last reply to the next prompt."""
     parse_retry_temperature: float | None = Field(default=None, ge=0, le=2)
     """Temperature of repeated samples; None: that of the sampling, at least 0.2."""
     pre_done_checklist: bool = False
@@ -98,7 +98,7 @@ class AgentOptions(Input):
 
 
 class SamplingOptions(Input):
-    """How replies are drawn. Outside the agent contract; part of the batch's contract."""
+    """Parameters of sampling. Outside the agent contract; part of the batch's contract."""
 
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -116,7 +116,7 @@ class SamplingOptions(Input):
 
 
 def _whole_numbers(value: Any) -> Any:
-    """Like every number of an input: 20.0 is 20."""
+    """Read 20.0 as 20, as in every other number of an input."""
     if isinstance(value, dict):
         return {key: _whole_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -125,7 +125,7 @@ def _whole_numbers(value: Any) -> Any:
 
 
 class Overlay(Input):
-    """What a purpose changes; what is not named stays."""
+    """Changes for one purpose; fields that are not given keep their value."""
 
     protocol: Name | None = None
     history: HistoryPolicy | None = None
@@ -151,7 +151,7 @@ def agent_of(
 
 
 class Resolved(Wire):
-    """Values that the names in a spec stood for at registration; part of the contract."""
+    """Values of the names in a spec, resolved at registration; part of the contract."""
 
     script_digest: str | None = None
     parser_id: str | None = None

@@ -1,4 +1,4 @@
-"""One episode: what its workflow and activities hand to each other. References and small facts only."""
+"""Messages between an Episode and its activities. References and small facts only: they stay in the history."""
 
 from typing import Literal
 
@@ -23,7 +23,7 @@ class ClaimRequest(Wire):
 
 
 class EpisodePlan(Wire):
-    """What the workflow must know of the contract; the activities read the rest from the ledger."""
+    """The part of the contract that the workflow needs; activities read the rest from the ledger."""
 
     batch_id: str
     task_id: str
@@ -39,7 +39,7 @@ class EpisodePlan(Wire):
     evaluate_timeout_s: float
     start_timeout_s: float
     settle_s: float = 0
-    """Seconds the desktop is left alone after one action."""
+    """Pause after one action, seconds."""
     policy: str = ""
     artifact_url: str = ""
     """Base URL of the read-only artifact server; empty when there is none."""
@@ -48,7 +48,7 @@ class EpisodePlan(Wire):
     heartbeat_s: float = 30
     """Heartbeat timeout of long activities; must exceed a fail-over of the Temporal server."""
     lease_s: float = 3600
-    """How long a desktop's lease lasts without renewal."""
+    """Duration of a desktop's lease without renewal, seconds."""
 
 
 class Claimed(Wire):
@@ -57,7 +57,7 @@ class Claimed(Wire):
     status: Literal["claimed", "final", "stopping"]
     attempt_index: int = 0
     run_id: str = ""
-    """The run that made the claim: after a reset, another one than the run that reads this."""
+    """The run that made the claim; after a reset it differs from the run that reads the answer."""
     plan: EpisodePlan | None = None
 
 
@@ -91,7 +91,7 @@ class DesktopRequest(Wire):
 
 
 class Observation(Wire):
-    """What was seen; the bytes are in the artifact store."""
+    """An observation of the desktop; the bytes are in the artifact store."""
 
     screenshot: ArtifactRef
     accessibility_tree: ArtifactRef | None = None
@@ -107,7 +107,7 @@ class DecideRequest(Wire):
 
 
 class Decision(Wire):
-    """What the policy said, in facts. The actions themselves are in the ledger (`model_call`)."""
+    """The policy's answer to one step. The actions themselves are in the ledger (`model_call`)."""
 
     action_count: int = 0
     """Actions to run on the desktop, terminal ones excluded."""
@@ -119,10 +119,10 @@ class Decision(Wire):
 
 
 class PhaseDone(Wire):
-    """A phase of the task that has ended well."""
+    """Answer of a phase of the task that succeeded."""
 
     files: dict[str, ArtifactRef] = {}
-    """What its commands wrote into OSWorld's cache: the evaluator may read it there."""
+    """Files that its commands wrote into OSWorld's cache, where the evaluator may read them."""
 
 
 class ActRequest(DesktopRequest):
@@ -132,15 +132,15 @@ class ActRequest(DesktopRequest):
 
 
 class Acted(Wire):
-    """What came of a step's actions."""
+    """Results of a step's actions."""
 
     observation: Observation
     in_doubt: int = 0
     """Actions claimed in the guest whose result is unknown; they are never run again."""
     raised: int = 0
-    """Actions whose code raised in the guest: the policy's doing, not a failure."""
+    """Actions whose code raised in the guest: caused by the policy, so not an infrastructure failure."""
     failure: Infra | None = None
-    """Set when an action failed or ran out of time; the observation still holds what was seen after it."""
+    """Set when an action failed or timed out; the observation was still taken after it."""
 
 
 class EvaluateRequest(DesktopRequest):
@@ -148,7 +148,7 @@ class EvaluateRequest(DesktopRequest):
 
     terminal_action: TerminalAction | None = None
     files: dict[str, ArtifactRef] = {}
-    """What setup and postconfig left in OSWorld's cache."""
+    """Files that setup and postconfig left in OSWorld's cache."""
 
 
 class Evaluated(Wire):
@@ -173,7 +173,7 @@ class FinalizeRequest(Wire):
 
 
 class Finalized(Wire):
-    """What the ledger made of the end of an attempt."""
+    """Answer to the end of an attempt."""
 
     termination_reason: str
     admitted: bool

@@ -69,9 +69,9 @@ def _guess(item: Any, known: list[str]) -> str:
 
 
 ENOUGH = 0.7
-"""Likeness (0 to 1) from which a guess is worth telling."""
+"""Least likeness (0 to 1) of a guess."""
 ELSEWHERE = 0.1
-"""How much more alike a key of another object must be than one of the same object."""
+"""Additional likeness that a key of another object needs."""
 
 
 def _likeness(name: str, key: str, above: list[str]) -> float:

@@ -1,10 +1,9 @@
-"""Results of NeMo Gym's OSWorld environment, read for import: fail closed, nothing invented.
+"""Results of NeMo Gym's OSWorld environment, read for import: doubtful rows are refused, no fact is made up.
 
-Source: upstream contract §1.4, §1.7.
-
-A row says whether it may be counted by `runtime_eligible`, or, in older results, only by `mask_sample`; a row with
-neither is refused. Older ones are decided under the policy `legacy-mask-sample-v1`; newer ones must follow from their
-own facts. A masked row that does not say that it was evaluated has no score, whatever number stands there.
+A row carries its eligibility in `runtime_eligible`, or, in older results, only in `mask_sample`; a row with neither is
+refused. Older rows are decided under the policy `legacy-mask-sample-v1`; newer ones must follow from their own facts.
+A masked row that does not state a completed evaluation has no score, even if it has a number there.
+See docs/reference/upstream-contract.md.
 """
 
 import re
@@ -28,13 +27,13 @@ from models.outcome import (
 _TERMINAL: dict[str | None, TerminalAction] = {"agent_done": "DONE", "agent_fail": "FAIL"}
 _KNOWN = frozenset((*Infra, *INCOMPLETE, *ELIGIBLE))
 _MAX_STEPS, _MAX_SAMPLE = 1_000_000, 999_999
-"""Far above what anybody runs; a larger number is a broken row."""
+"""Far above any real run; a larger number means a broken row."""
 
 _SAMPLE = ("_ng_rollout_index", "rollout_index", "sample")
 
 
 class ImportedRow(Wire):
-    """One result: which rollout, how it ended, and the decision that came with it."""
+    """One result: the rollout, its end, and the decision that came with it."""
 
     task_id: str
     sample: int
@@ -48,7 +47,7 @@ class ImportedRow(Wire):
     steps: int = 0
     detail: str = ""
     said: dict[str, Any] = {}
-    """The row's own words about admission, score, reward and identity, and the digest of the whole row."""
+    """The row's own values of admission, score, reward and identity, and the digest of the whole row."""
 
 
 def read_row(raw: Any, reward_mode: RewardMode) -> ImportedRow:
@@ -113,10 +112,10 @@ def _number(raw: dict[str, Any], name: str) -> float | None:
 
 
 def _eligible(raw: dict[str, Any]) -> tuple[bool, bool]:
-    """(eligible, whether the row says so by runtime_eligible)."""
+    """Return (eligible, whether `runtime_eligible` gave it)."""
     eligible, masked = _boolean(raw, "runtime_eligible"), _boolean(raw, "mask_sample")
     if eligible is None and masked is None:
-        raise ValueError("neither runtime_eligible nor mask_sample: nothing says whether it may be counted")
+        raise ValueError("neither runtime_eligible nor mask_sample: one of them is required")
     if eligible is None:
         return not masked, False
     if masked is not None and masked == eligible:
@@ -125,21 +124,21 @@ def _eligible(raw: dict[str, Any]) -> tuple[bool, bool]:
 
 
 def _word(raw: dict[str, Any], name: str) -> str | None:
-    """A reason; one of the vocabulary also where it is spelt `Timeout` or `sandbox lost`."""
+    """Read a reason; `Timeout` and `sandbox lost` are read as the words of the vocabulary."""
     written = _text(raw, name)
     word = re.sub(r"[\s-]+", "_", written.casefold()) if written else None
     return word if word in _KNOWN else written
 
 
 def _termination(raw: dict[str, Any], eligible: bool) -> str | None:
-    """How it ended; raises ValueError where that, or a failure outside the policy, contradicts the rest of the row."""
+    """Read the termination reason; raises ValueError where it contradicts the rest of the row."""
     termination, failure = _word(raw, "termination_reason"), _word(raw, "infrastructure_failure_reason")
     if eligible and failure:
-        raise ValueError(f"infrastructure_failure_reason: what failed with {failure} is not eligible")
+        raise ValueError(f"infrastructure_failure_reason: a row that failed with {failure} is not eligible")
     if eligible and termination and _text(raw, "termination_reason") not in ELIGIBLE:
         raise ValueError(
-            f"termination_reason: what ended with {termination} is not eligible (upstream contract §1.7); "
-            f"an eligible row says nothing, or exactly one of {', '.join(ELIGIBLE)}"
+            f"termination_reason: a row that ended with {termination} is not eligible; "
+            f"an eligible row has no reason, or exactly one of {', '.join(ELIGIBLE)}"
         )
     if failure and termination and failure != termination:
         raise ValueError(f"infrastructure_failure_reason: {failure} and termination_reason {termination} contradict")
@@ -147,17 +146,17 @@ def _termination(raw: dict[str, Any], eligible: bool) -> str | None:
 
 
 def _facts(raw: dict[str, Any], termination: str | None) -> OutcomeFacts:
-    said_horizon = _boolean(raw, "horizon_reached")
-    if termination == "max_steps" and said_horizon is False:
+    horizon = _boolean(raw, "horizon_reached")
+    if termination == "max_steps" and horizon is False:
         raise ValueError("horizon_reached: max_steps implies it")
     ended = termination in ELIGIBLE and termination != "max_steps"
-    if ended and said_horizon:
+    if ended and horizon:
         raise ValueError(f"horizon_reached: {termination} excludes it")
     return OutcomeFacts(
         infrastructure_failure_reason=Infra(termination) if termination in set(Infra) else None,
         terminal_action=_TERMINAL.get(termination),
         environment_done=termination == "environment_done",
-        horizon_reached=termination == "max_steps" or bool(said_horizon),
+        horizon_reached=termination == "max_steps" or bool(horizon),
         policy_stop_reason=termination if termination in POLICY_STOPS else None,
     )
 
@@ -165,13 +164,15 @@ def _facts(raw: dict[str, Any], termination: str | None) -> OutcomeFacts:
 def _score(raw: dict[str, Any], facts: OutcomeFacts, eligible: bool, mode: RewardMode) -> float | None:
     completed, score, reward = _boolean(raw, "evaluation_completed"), _number(raw, "score"), _number(raw, "reward")
     if eligible and completed is False:
-        raise ValueError("evaluation_completed: what was not evaluated is not eligible")
+        raise ValueError("evaluation_completed: a row that was not evaluated is not eligible")
     if not (eligible or completed):
         return None  # a number there is a placeholder, not a score
     if score is None and mode == "raw":
         score = reward
     if score is None:
-        raise ValueError("score: missing; a binary reward does not tell it (are rewards raw scores? reward mode raw)")
+        raise ValueError(
+            "score: missing, and a binary reward does not give it (raw scores as rewards: reward mode raw)"
+        )
     if reward is not None and reward != reward_of(score, mode):
         raise ValueError(f"reward: {reward:g} is not the {mode} reward of score {score:g}; another reward mode?")
     return score
@@ -185,23 +186,27 @@ def _modern_reason(raw: dict[str, Any], facts: OutcomeFacts, eligible: bool) -> 
     policy = _text(raw, "runtime_admission_policy_id")
     if policy != RUNTIME_POLICY:
         raise ValueError(
-            f"runtime_admission_policy_id: {policy!r:.60} with runtime_eligible; known is {RUNTIME_POLICY}"
+            f"runtime_admission_policy_id: {policy!r:.60} with runtime_eligible; expected {RUNTIME_POLICY}"
         )
     if _boolean(raw, "evaluation_completed") is None:
         raise ValueError("evaluation_completed: missing; runtime_eligible comes with its facts")
-    said = (_text(raw, "termination_reason"), eligible, _text(raw, "runtime_admission_reason"))
-    found = classify(facts)
-    proven = (found.termination_reason, found.runtime_eligible, found.runtime_admission_reason)
-    if said != proven:
-        raise ValueError(f"runtime_eligible: the row says {said}, its facts say {proven}")
-    return found.runtime_admission_reason
+    claimed = (_text(raw, "termination_reason"), eligible, _text(raw, "runtime_admission_reason"))
+    classification = classify(facts)
+    derived = (
+        classification.termination_reason,
+        classification.runtime_eligible,
+        classification.runtime_admission_reason,
+    )
+    if claimed != derived:
+        raise ValueError(f"runtime_eligible: the row says {claimed}, its facts say {derived}")
+    return classification.runtime_admission_reason
 
 
-def _one(values: list[Any], name: str) -> Any:
-    found = [value for value in values if value is not None]
-    if any(value != found[0] or isinstance(value, bool) for value in found):
-        raise ValueError(f"{name}: its carriers contradict each other: {found!r:.200}")
-    return found[0] if found else None
+def _agreed(values: list[Any], name: str) -> Any:
+    present = [value for value in values if value is not None]
+    if any(value != present[0] or isinstance(value, bool) for value in present):
+        raise ValueError(f"{name}: its fields contradict each other: {present!r:.200}")
+    return present[0] if present else None
 
 
 def _member(raw: dict[str, Any], name: str, key: str) -> Any:
@@ -211,20 +216,20 @@ def _member(raw: dict[str, Any], name: str, key: str) -> Any:
 
 def _task_id(raw: dict[str, Any]) -> str:
     inner = [_member(raw, name, "task_id") for name in ("verifier_metadata", "trajectory_identity")]
-    found = _one([raw.get("task_id"), *inner], "task_id")
-    if not isinstance(found, str) or not found:
+    task_id = _agreed([raw.get("task_id"), *inner], "task_id")
+    if not isinstance(task_id, str) or not task_id:
         raise ValueError("task_id: required, at the top or in verifier_metadata")
-    return found
+    return task_id
 
 
 def _sample(raw: dict[str, Any]) -> int:
     carriers = [*(raw.get(name) for name in _SAMPLE), _member(raw, "trajectory_identity", "rollout_index")]
-    found = _one(carriers, "rollout_index")
-    if found is None:
+    index = _agreed(carriers, "rollout_index")
+    if index is None:
         return 0
-    if not isinstance(found, int) or not 0 <= found <= _MAX_SAMPLE:
-        raise ValueError(f"rollout_index: must be a whole number from 0 to {_MAX_SAMPLE}, not {found!r:.40}")
-    return found
+    if not isinstance(index, int) or not 0 <= index <= _MAX_SAMPLE:
+        raise ValueError(f"rollout_index: must be a whole number from 0 to {_MAX_SAMPLE}, not {index!r:.40}")
+    return index
 
 
 def _steps(raw: dict[str, Any]) -> int:
@@ -239,7 +244,7 @@ def _steps(raw: dict[str, Any]) -> int:
 
 
 def is_not_terminal(raw: Any) -> bool:
-    """Whether a row of a sidecar says that it is an attempt beside its rollout's result; raises ValueError."""
+    """Return True for a sidecar row of an attempt that is not its rollout's result; raises ValueError."""
     value = raw.get("_ng_failure_terminal") if isinstance(raw, dict) else None
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"_ng_failure_terminal: must be true or false, not {value!r:.40}")

@@ -1,7 +1,8 @@
-"""History policies: which past turns stay in the prompt as images (upstream contract §4).
+"""History policies: the choice of past turns that stay in the prompt as images.
 
-Pure and replayable: the plan of a turn follows from the policy, the number of completed turns, and the clamps that
-earlier turns needed. Turns are counted from 0; with `n` completed turns, turn `n` is the current observation.
+Pure, so that it can be replayed: the plan of a turn follows from the policy, the number of completed turns, and the
+clamps that earlier turns needed. Turns are counted from 0: with `n` completed turns, turn `n` is the current
+observation.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +26,7 @@ _PARAMS: dict[str, tuple[str, ...]] = {
 
 
 class HistoryPolicy(Input):
-    """How many images a prompt holds.
+    """The number of images in a prompt.
 
     `fixed` keeps the newest `keep_images`. `hysteresis` lets the window grow to `high_water`, then cuts it to
     `low_water`, so that most prompts extend the one before. `sink_window` does the same but never drops the first
@@ -38,17 +39,17 @@ class HistoryPolicy(Input):
 
     @field_validator("params", mode="before")
     @classmethod
-    def _whole(cls, given: Any) -> Any:
-        """Like every number of an input: 4.0 is 4."""
-        if not isinstance(given, dict):
-            return given
-        return {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in given.items()}
+    def _whole(cls, value: Any) -> Any:
+        """Read 4.0 as 4, as in every other number of an input."""
+        if not isinstance(value, dict):
+            return value
+        return {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in value.items()}
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
-        wanted = _PARAMS[self.name]
-        if set(self.params) != set(wanted):
-            raise ValueError(f"params of {self.name} must be exactly {', '.join(wanted)}")
+    def _valid_params(self) -> Self:
+        required = _PARAMS[self.name]
+        if set(self.params) != set(required):
+            raise ValueError(f"params of {self.name} must be exactly {', '.join(required)}")
         if self.name == "hysteresis" and self.low_water >= self.high_water:
             raise ValueError("params: low_water must be below high_water")
         if self.name == "sink_window" and not self.sink < self.low_water <= self.high_water:
@@ -78,7 +79,7 @@ class HistoryPolicy(Input):
 
 
 class HistoryState(Wire):
-    """What a trajectory carries from one turn to the next."""
+    """State of a trajectory between two turns."""
 
     image_window_start: NonNegativeInt = 0
     """First turn of the recent window; the sink is outside it."""
@@ -102,7 +103,7 @@ class HistoryPlan(Wire):
     budget_clamped: bool = False
     """`max_images` cut deeper than the policy."""
     telemetry: dict[str, Any] = {}
-    """Flat facts under the names of upstream contract §4, kept with each model call."""
+    """Flat facts under upstream's names, kept with each model call."""
 
     @property
     def image_count(self) -> int:
@@ -118,7 +119,7 @@ class HistoryPlan(Wire):
 
     @property
     def state(self) -> HistoryState:
-        """What the next turn starts from, once this plan was used."""
+        """State for the next turn, once this plan was used."""
         return HistoryState(image_window_start=self.recent_window_start, compaction_epoch=self.compaction_epoch)
 
 
@@ -182,8 +183,7 @@ def replay_plan(
 def smaller_budget(policy: HistoryPolicy, used: HistoryPlan) -> int | None:
     """`max_images` for the next try after a context overflow; None when the prompt cannot shrink.
 
-    One image fewer, down to the sink and the current observation (upstream contract §1.6). Plan again from the state
-    that the turn began with.
+    One image fewer, down to the sink and the current observation. Plan again from the state that the turn began with.
     """
     smaller = used.image_count - 1
     return smaller if smaller >= policy.sink + 1 else None

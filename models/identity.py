@@ -1,4 +1,8 @@
-"""Logical identity: canonical JSON, digests, and the ids derived from them (DESIGN §4, upstream contract §2.1)."""
+"""Logical identity: canonical JSON, digests, and the ids derived from them.
+
+Ids of groups and rollouts follow upstream's recipes, see docs/reference/upstream-contract.md: a trainer that computes
+them itself must get the same.
+"""
 
 import hashlib
 import json
@@ -24,7 +28,7 @@ def digest(value: Any) -> str:
 
 
 def short_id(prefix: str, *parts: Any) -> str:
-    """`<prefix>-` and 24 hexadecimal digits: the recipe of upstream contract §2.1."""
+    """`<prefix>-` and 24 hexadecimal digits: upstream's recipe."""
     return f"{prefix}-{digest(list(parts))[:24]}"
 
 
@@ -54,24 +58,24 @@ def op_id(rollout: str, attempt_index: int, step: int, position: int) -> str:
 
 
 def derived_group_id(task_id: str) -> str:
-    """Group of a rollout whose caller gave no identity (upstream contract §2.1, derived)."""
+    """Group of a rollout whose identity is derived."""
     return short_id("trajectory-group", task_id)
 
 
 def derived_rollout_id(task_id: str, group: str, sample: int, attempt_index: int, model_name: str) -> str:
-    """`trajectory_rollout_id` of an attempt without caller identity (upstream contract §2.1, derived)."""
+    """`trajectory_rollout_id` of an attempt whose identity is derived."""
     return short_id("rollout", task_id, group, sample, attempt_index, model_name)
 
 
 def scoped_group_id(sampling_event_id: str, source_group_id: str) -> str:
-    """Group of a trainer's sampling event (upstream contract §2.1, scoped by RL)."""
+    """Group of a trainer's sampling event."""
     return short_id("group", {"sampling_event_id": sampling_event_id, "source_group_id": source_group_id})
 
 
 def scoped_rollout_id(
     sampling_event_id: str, source_group_id: str, task_id: str, rollout_index: int, attempt_index: int
 ) -> str:
-    """`trajectory_rollout_id` of an attempt within a trainer's sampling event (upstream contract §2.1)."""
+    """`trajectory_rollout_id` of an attempt within a trainer's sampling event."""
     return short_id(
         "rollout",
         {

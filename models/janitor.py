@@ -1,4 +1,4 @@
-"""What the Janitor is asked and what it found."""
+"""Request and report of the Janitor."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ class ReconcileRequest(Wire):
     min_age_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Seconds a row must have been quiet; None takes the worker's setting."""
     sightings: int = Field(default=2, ge=2, le=100)
-    """How often a workflow must be missing, one after the other, before anything is concluded."""
+    """Number of consecutive runs that must miss a workflow before anything is concluded."""
     gap_s: float = Field(default=10.0, gt=0, le=86_400, allow_inf_nan=False)
-    """Seconds between two sightings that count: a repeated activity or a second run right after the first adds none."""
+    """Least seconds between two sightings that count: a repeated activity, or a second run right away, adds none."""
 
 
 def read_request(raw: Any) -> ReconcileRequest:
-    """The request as any client sends it, none at all included; raises ValueError that names the field."""
+    """Read the request of any client; None is the default request. Raises ValueError that names the field."""
     if raw is not None and not isinstance(raw, dict):
         raise ValueError("the input must be one JSON object, or nothing: min_age_s, sightings, gap_s")
     try:
@@ -30,19 +30,19 @@ def read_request(raw: Any) -> ReconcileRequest:
 
 
 class Reconciled(Wire):
-    """What one run found and did. Lists hold a few names each; `totals` says how many there were."""
+    """Findings and actions of one run. Lists hold a few names each; `totals` has the full counts."""
 
     looked_at: int = 0
     """Rows that claim to be under way."""
     alive: int = 0
     missing: int = 0
-    """Rows whose workflow was not found, this time."""
+    """Rows whose workflow was not found in this run."""
     closed: list[str] = []
     """Attempts closed as `reconciled`: their workflow is gone."""
     requeued: list[str] = []
     """Queued rows put back to waiting: their workflow never claimed and is gone."""
     cancelled: list[str] = []
-    """Workflows that still ran although their row had been final for long: told to end."""
+    """Workflows that still ran long after their row was final: cancelled."""
     reaped: list[str] = []
     """Desktops of ended attempts that were still there."""
     strangers: int = 0
@@ -50,10 +50,10 @@ class Reconciled(Wire):
     finished: list[str] = []
     """Cancelled batches whose workflow went away before their rows were closed: closed now, with how many rows."""
     stopped: list[str] = []
-    """Batches that were told to stop and whose workflow is gone: nothing of them runs any more, rows stay planned."""
+    """Stopped batches whose workflow is gone: no episode runs any more, rows stay planned."""
     unattended: list[str] = []
     """Batches with rows to run and no live workflow: launch them again to go on."""
     doubts: list[str] = []
-    """What could not be looked at, so that nothing was concluded from it."""
+    """Subjects that could not be examined; nothing was concluded about them."""
     totals: dict[str, int] = {}
-    """How many names each list would have, for lists that have any."""
+    """Full length of each list that is not empty."""

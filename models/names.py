@@ -32,7 +32,7 @@ THAW: Final = "thaw"
 
 INVALID_INPUT: Final = "InvalidInput"
 FENCED: Final = "Fenced"
-"""Error types of activities that are not infrastructure reasons; those use the reason itself as their type."""
+"""Types of activity errors that are not infrastructure failures; those use their reason as the type."""
 
 GUEST_FAILED: Final = "guest_failed"
 """Detail of an `evaluator_error`: an exchange with the guest failed, so a fresh desktop may help."""

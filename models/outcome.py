@@ -1,6 +1,6 @@
-"""How an attempt ended: the facts, their classification, and what follows from it.
+"""The end of an attempt: the facts, their classification, and its consequences. Pure functions over recorded facts.
 
-Pure functions over recorded facts. Sources: upstream contract §1.3–1.7; DESIGN §3 (our additions).
+The rules are those of docs/reference/upstream-contract.md; reasons from `sandbox_start_failed` on are Rollbook's own.
 """
 
 from enum import StrEnum
@@ -35,7 +35,7 @@ class Infra(StrEnum):
 
 
 INCOMPLETE = ("evaluation_incomplete", "rollout_state_incomplete")
-"""Fail-closed catch-alls: nothing proves that the attempt is whole."""
+"""Reasons where no fact proves that the attempt is complete; never eligible."""
 
 POLICY_STOPS = (
     "model_response_unparseable",
@@ -70,7 +70,7 @@ PRECEDENCE = (
     Infra.TASK_TIMEOUT,
     Infra.ROLLOUT_ERROR,
 )
-"""Which reason names the ending when several things failed (upstream contract §1.3)."""
+"""Order of the reasons: the first of them names the ending when several things failed."""
 
 RETRYABLE = frozenset(
     {
@@ -82,14 +82,14 @@ RETRYABLE = frozenset(
         Infra.RECONCILED,
     }
 )
-"""Endings that earn a new attempt while the budget lasts (DESIGN §3)."""
+"""Endings that earn a new attempt while the budget lasts."""
 
 TerminalAction = Literal["DONE", "FAIL"]
 NonBlank = Annotated[str, Field(min_length=1, pattern=r"\S")]
 
 
 class OutcomeFacts(Wire):
-    """What is known of an attempt's end; the defaults are closed (upstream contract §1.3, §1.7)."""
+    """Facts about the end of an attempt; by default nothing is proven, so it is not eligible."""
 
     evaluation_completed: StrictBool = False
     infrastructure_failure_reason: Infra | None = None
@@ -115,7 +115,7 @@ VALID = "valid_evaluated_outcome"
 
 
 class Classification(Wire):
-    """Termination, eligibility and the reason for it (invariants: upstream contract §1.7)."""
+    """Termination, eligibility and the reason for it."""
 
     termination_reason: NonBlank
     runtime_eligible: StrictBool
@@ -134,7 +134,7 @@ class Classification(Wire):
 
 
 def classify(facts: OutcomeFacts) -> Classification:
-    """The first row that matches wins (upstream contract §1.4)."""
+    """Classify the facts; the first rule that matches decides."""
     if reason := facts.infrastructure_failure_reason:
         return _ineligible(reason.value, facts.horizon_reached)
     if not facts.evaluation_completed:
@@ -176,16 +176,21 @@ def first_reason(reasons: list[Infra]) -> Infra | None:
 def earns_new_attempt(
     reason: Infra | None, *, guest_failed: bool, same_before: int, attempts: int, budget: int
 ) -> bool:
-    """Whether an ending earns a new attempt (DESIGN §3).
+    """Return True when an ending earns a new attempt.
 
-    `guest_failed`: an exchange with the guest failed during evaluation. `same_before`: earlier attempts since the
-    last rerun request that ended with the same reason. `attempts` made since then, of `budget` (>= 1) allowed.
+    Args:
+        guest_failed: An exchange with the guest failed during evaluation.
+        same_before: Earlier attempts since the last rerun request that ended with the same reason.
+        attempts: Attempts since the last rerun request, this one included.
+        budget: Allowed attempts, at least 1.
     """
     if reason is None or attempts >= budget:
         return False
     if reason is Infra.EVALUATOR_ERROR:
+        # an error of the evaluator itself would come again; a failed exchange may be gone with a fresh desktop
         return guest_failed
     if reason is Infra.SETUP_FAILED:
+        # a setup that fails twice in the same way is the task's fault
         return same_before == 0
     return reason in RETRYABLE
 
@@ -194,7 +199,7 @@ RewardMode = Literal["binary", "raw"]
 
 
 def reward_of(score: float | None, mode: RewardMode) -> float | None:
-    """The reward of a score in 0..1; None where nothing was evaluated, never 0 (upstream contract §1.8)."""
+    """The reward of a score in 0..1; None, never 0, where nothing was evaluated."""
     if score is None or mode == "raw":
         return score
     return 1.0 if score >= 1.0 else 0.0

@@ -1,8 +1,8 @@
-"""Caller identity: a trainer launches one batch per sampling event, and owns the identity of its rollouts.
+"""The identity that a trainer gives its rollouts: one batch per sampling event.
 
-Source: upstream contract §2.1. The identity is complete or refused: the sampling event and, for every chosen task, the
-trainer's group. Group and rollout ids follow from them by the scoped recipe of `models.identity`; sample i of a task is
-member i of its group. A relaunch of the batch is a retry of the same decision; a new decision has a new event.
+The identity is complete or refused: the sampling event and, for every chosen task, the trainer's group. Group and
+rollout ids follow from them by the scoped recipe of `models.identity`; sample i of a task is member i of its group. A
+relaunch of the batch is a retry of the same decision; a new decision has a new event.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from models.base import Input
 
 SamplerId = Annotated[str, Field(pattern=r"^[^\p{C}\s](?:[^\p{C}]*[^\p{C}\s])?$", max_length=200)]
-"""An id that somebody else gave: any printable text without blanks around it."""
+"""An id that the sampler made: any printable text without blanks around it."""
 
 
 class Provenance(Input):
@@ -31,7 +31,7 @@ class Provenance(Input):
         if (self.source_group_id is None) == (self.source_group_ids is None):
             raise ValueError(
                 "give sampling_event_id with either source_group_id (one task) or source_group_ids (by task id); "
-                "a partial identity is none"
+                "give all identity fields or none"
             )
         if self.source_group_ids is not None:
             _require_distinct(self.source_group_ids)
@@ -51,7 +51,7 @@ class Provenance(Input):
         missing = sorted(set(chosen) - self.source_group_ids.keys())
         unknown = sorted(self.source_group_ids.keys() - set(chosen))
         if missing:
-            raise ValueError(f"identity.source_group_ids: no group for {_some(missing)}; a partial identity is none")
+            raise ValueError(f"identity.source_group_ids: no group for {_some(missing)}; every chosen task needs one")
         if unknown:
             raise ValueError(f"identity.source_group_ids: the batch does not choose {_some(unknown)}")
         return {task_id: self.source_group_ids[task_id] for task_id in chosen}
@@ -59,7 +59,7 @@ class Provenance(Input):
 
 def _require_distinct(groups: dict[str, str]) -> None:
     if not groups:
-        raise ValueError("source_group_ids is empty; a partial identity is none")
+        raise ValueError("source_group_ids is empty; every chosen task needs a group")
     seen: dict[str, str] = {}
     for task_id, group in groups.items():
         if group in seen:

@@ -26,7 +26,7 @@ class BatchSpec(Input):
     reward_mode: RewardMode = "binary"
     seed: int = Field(default=0, ge=0, lt=2**53)
     purpose: Purpose = "eval"
-    """What the rollouts are for. `rollout_purpose` is accepted as another name of it."""
+    """Purpose of the rollouts. `rollout_purpose` is accepted as another name of the key."""
 
     task_set: SetName
     tasks: TaskFilter = TaskFilter()
@@ -39,18 +39,18 @@ class BatchSpec(Input):
     extend: bool = False
     """Allow a relaunch to add tasks or samples."""
     identity: Provenance | None = None
-    """A trainer's own identity of the rollouts; without it they get a derived one, which is never trained on."""
+    """The sampler's own ids of the rollouts; without them the ids are derived, and never trained on."""
     note: str = Field(default="", max_length=500)
     """Free text, shown with the batch."""
 
     @model_validator(mode="before")
     @classmethod
-    def _one_purpose(cls, given: Any) -> Any:
-        """Both carriers of the purpose must agree (upstream contract §1.7.19)."""
-        if not isinstance(given, dict) or "rollout_purpose" not in given:
-            return given
-        rest = {name: value for name, value in given.items() if name != "rollout_purpose"}
-        if rest.setdefault("purpose", given["rollout_purpose"]) != given["rollout_purpose"]:
+    def _one_purpose(cls, raw: Any) -> Any:
+        """Read `rollout_purpose`, upstream's name of the key; both must agree where both are given."""
+        if not isinstance(raw, dict) or "rollout_purpose" not in raw:
+            return raw
+        rest = {name: value for name, value in raw.items() if name != "rollout_purpose"}
+        if rest.setdefault("purpose", raw["rollout_purpose"]) != raw["rollout_purpose"]:
             raise ValueError("'purpose' and 'rollout_purpose' contradict each other")
         return rest
 

@@ -32,7 +32,7 @@ def domain_rank(domain: str) -> tuple[int, str]:
 
 
 class Evaluator(BaseModel):
-    """The parts of an OSWorld evaluator that must be there for a task to be scored at all."""
+    """The parts of an OSWorld evaluator without which a task cannot be scored."""
 
     model_config = ConfigDict(extra="allow")
     func: str | list[str]
@@ -40,7 +40,7 @@ class Evaluator(BaseModel):
 
 
 class TaskDocument(BaseModel):
-    """One task in OSWorld's JSON format, as far as the runner needs to know it; everything else is kept as it is."""
+    """One task in OSWorld's JSON format: the fields that the runner needs; all others are kept unchanged."""
 
     model_config = ConfigDict(extra="allow")
     id: str
@@ -91,7 +91,7 @@ def set_digest(tasks: list[Task]) -> str:
 
 
 class TaskFilter(Input):
-    """Which tasks of the set a batch plans; empty lists select everything."""
+    """Selection of tasks from the set; empty lists select everything."""
 
     domains: list[Name] = []
     """Domains (folders) to take."""
@@ -128,7 +128,7 @@ _FETCHES = re.compile(r"\b(apt|apt-get|pip3?|snap|npm) (-\S+ )*install|\bcurl |\
 
 
 def needs_web(task: dict[str, Any]) -> str:
-    """Why an OSWorld task needs the internet, in a few words; empty when nothing says so."""
+    """The reason for which an OSWorld task needs the internet, in a few words; empty without any."""
     if task.get("proxy") is True:
         return "proxy is true"
     evaluator = task["evaluator"]

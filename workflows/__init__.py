@@ -1,1 +1,1 @@
-"""What happens, in which order: deterministic and thin. Effects are in `activities`, rules in `models`."""
+"""The order of events, deterministic and thin: the effects are in `activities`, the rules in `models`."""

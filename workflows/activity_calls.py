@@ -1,4 +1,4 @@
-"""The activity calls of an episode: names, queues, timeouts and retries in one place (temporal-notes §5.3)."""
+"""The activity calls of an episode: queues, timeouts and retries in one place."""
 
 from datetime import timedelta
 from typing import TypeVar
@@ -39,25 +39,25 @@ Files = dict[str, ArtifactRef]
 LEDGER_RETRY = RetryPolicy(
     initial_interval=timedelta(milliseconds=500), backoff_coefficient=2, maximum_interval=timedelta(seconds=15)
 )
-"""The ledger may be away for a while: wait for it."""
+"""The ledger may be down for a while: wait for it."""
 
 DESKTOP_RETRY = RetryPolicy(
     initial_interval=timedelta(seconds=1), backoff_coefficient=2, maximum_interval=timedelta(seconds=30)
 )
 
 GUEST_ACTION_S = 120
-"""The guest server ends an action after so many seconds by itself."""
+"""The guest server itself ends an action after this many seconds."""
 
 DECIDE_ALLOWANCE_S = 1200
-"""Added to the time of a step's calls: pauses between them, the wait for a free connection, a ledger that is away when
-the answer is there. `decide` begins no call that could outlast its time; another try goes on from the rows."""
+"""Added to the time of a step's calls, for pauses between them, the wait for a free connection, and a ledger that is
+down when the answer arrives. `decide` begins no call that could outlast its time; a retry continues from the rows."""
 
 OBSERVE_S = 300
-"""A stopped application can hang the accessibility tree for two tries of a minute each; then come the terminal and the
-screenshots, and the refusal is recorded."""
+"""A hanging application can block the accessibility tree for two tries of a minute each, before the terminal and the
+screenshot are read."""
 
 PATIENCE = timedelta(hours=6)
-"""How long an activity may be retried in all when its host, not its work, is the trouble."""
+"""Longest total time of an activity with all retries, when its host fails rather than its work."""
 
 
 class Failure(Exception):
@@ -71,17 +71,17 @@ class Failure(Exception):
 
 
 class Superseded(Exception):
-    """The ledger or the guest knows a newer attempt: this run has nothing more to say."""
+    """The ledger or the guest knows a newer attempt: this run must end without writing."""
 
 
 def translate(error: ActivityError, default: Infra) -> Exception:
-    """What an activity's error means for the episode; `default` names a timeout or an unforeseen error.
+    """The episode's error for an activity's error; `default` is the reason of a timeout or an unforeseen error.
 
-    Raises a cancelled activity's error as it is: `raise … from` itself would hide from Temporal that it is a cancel.
+    Raises the error of a cancelled activity unchanged.
     """
     cause = error.cause
     if is_cancelled_exception(error):
-        raise error
+        raise error  # chained to another error, Temporal would not recognise the cancel
     if isinstance(cause, ApplicationError):
         if cause.type == names.FENCED:
             return Superseded(cause.message)

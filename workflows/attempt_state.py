@@ -1,4 +1,4 @@
-"""What happened in one attempt so far, and how it looks to people."""
+"""The facts of one attempt so far, and their display in the Temporal UI."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from models.outcome import Infra, OutcomeFacts, TerminalAction, first_reason
 
 @dataclass
 class AttemptState:
-    """Facts of one attempt, collected by the workflow (the runner of upstream contract §1.1)."""
+    """Facts of one attempt, collected by the workflow."""
 
     attempt: AttemptRef
     plan: EpisodePlan
@@ -18,7 +18,7 @@ class AttemptState:
     desktop: DesktopRef | None = None
     observation: Observation | None = None
     files: dict[str, ArtifactRef] = field(default_factory=dict)
-    """What setup and postconfig left for the evaluator."""
+    """Files that setup and postconfig left for the evaluator."""
     terminal_action: TerminalAction | None = None
     policy_stop_reason: str | None = None
     horizon_reached: bool = False
@@ -26,20 +26,20 @@ class AttemptState:
     detail: str = ""
     evaluation: Evaluated | None = None
     last_action: str = ""
-    over: bool = False
-    """Nothing looks at the desktop any more: it is being stopped."""
+    finalized: bool = False
+    """The attempt is finalized; its desktop is being stopped."""
 
     guest_failed: bool = False
 
     def fail(self, reason: Infra, detail: str, guest_failed: bool = False) -> None:
-        """Record an infrastructure failure; the first one's words are kept."""
+        """Record an infrastructure failure; the detail of the first one is kept."""
         self.reasons.append(reason)
         self.guest_failed = self.guest_failed or guest_failed
         self.detail = self.detail or detail
 
     @property
     def desktop_usable(self) -> bool:
-        """Whether there is a desktop worth evaluating."""
+        """True while the desktop can still be evaluated."""
         return not {Infra.SANDBOX_LOST, Infra.CANCELLED, Infra.SUPERSEDED} & set(self.reasons)
 
     def facts(self) -> OutcomeFacts:
@@ -54,7 +54,7 @@ class AttemptState:
         )
 
     def finalize_request(self) -> FinalizeRequest:
-        """How the attempt ended, for the ledger."""
+        """The end of the attempt, for the ledger."""
         return FinalizeRequest(
             attempt=self.attempt,
             facts=self.facts(),
@@ -75,7 +75,7 @@ class AttemptState:
         ]
         if self.last_action:
             lines.append(f"- last: `{self.last_action}`")
-        if self.desktop is not None and self.desktop.view_url and not self.over:
+        if self.desktop is not None and self.desktop.view_url and not self.finalized:
             lines.append(f"- [live view]({self.desktop.view_url})")
         if self.observation is not None and plan.artifact_url:
             url = f"{plan.artifact_url}/artifacts/{self.observation.screenshot.sha256}"

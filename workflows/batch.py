@@ -1,4 +1,4 @@
-"""BenchmarkBatch: keeps a window of episodes running until the ledger says the batch is whole (DESIGN §6)."""
+"""BenchmarkBatch: keeps a window of episodes running until the ledger reports the batch complete."""
 
 import asyncio
 from datetime import timedelta
@@ -33,7 +33,7 @@ RETRY = RetryPolicy(
 )
 
 FIRST_SLICE_S = 5.0
-"""The first pump call is short, so that people soon see a roll call in the Temporal UI."""
+"""The first pump call is short, so that the Temporal UI soon shows counts."""
 
 
 @workflow.defn(name=names.BATCH)
@@ -78,7 +78,7 @@ class BenchmarkBatch:
 
     @workflow.signal(name=names.PAUSE)
     async def pause(self, options: Any = None) -> None:
-        """Start nothing new; `{"freeze": true}` also stands the running episodes still."""
+        """Start nothing new; `{"freeze": true}` also suspends running episodes."""
         await self._control(names.PAUSE, options)
 
     @workflow.signal(name=names.RESUME)
@@ -98,7 +98,7 @@ class BenchmarkBatch:
 
     @workflow.update(name="control")
     async def control(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Acknowledged twin of the signals: `{"verb": "pause", …}`; refused with a message that names the field."""
+        """The signals with an acknowledgement: `{"verb": "pause", …}`; refused with a message that names the field."""
         verb = str(request.get("verb", ""))
         await self._write(read_control(workflow.info().workflow_id, verb, _without(request, "verb")))
         return {"verb": verb, "written": True}
@@ -109,7 +109,7 @@ class BenchmarkBatch:
 
     @workflow.query(name="counts")
     def counts(self) -> Counts:
-        """The roll call as of the last pump; the ledger knows it exactly."""
+        """The counts as of the last pump; the ledger has the current ones."""
         return self._counts
 
     async def _control(self, verb: str, options: Any) -> None:
@@ -121,21 +121,21 @@ class BenchmarkBatch:
         try:
             await self._write(change)
         except ActivityError as error:
-            # unhandled, it would fail the batch: nobody's signal may do that
+            # unhandled, it would fail the workflow: a signal must never do that
             self._refused(verb, str(error.cause or error))
 
-    def _refused(self, verb: str, why: str) -> None:
-        self._remark = f"refused signal {verb}: {why}"
+    def _refused(self, verb: str, reason: str) -> None:
+        self._remark = f"refused signal {verb}: {reason}"
         self._show("running")
 
     async def _write(self, change: Control) -> None:
-        """Write a change in the order of arrival; one that came before registration waits for it."""
+        """Write changes in the order of arrival; one that arrives before registration waits for it."""
         self._waiting_controls += 1
         try:
             async with self._order:
                 await workflow.wait_condition(lambda: self._registered is not None)
-                ours = change.model_copy(update={"launch_id": workflow.info().first_execution_run_id})
-                await self._call(activities.SET_CONTROL, ours, 30, summary=change.verb)
+                change = change.model_copy(update={"launch_id": workflow.info().first_execution_run_id})
+                await self._call(activities.SET_CONTROL, change, 30, summary=change.verb)
         finally:
             self._waiting_controls -= 1
 
@@ -194,10 +194,10 @@ class BenchmarkBatch:
             await shielded(self._call(activities.CLOSE_BATCH, request, 3600, heartbeat_s=30))
         except ActivityError as error:
             kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
-            ours = self._registered is not None
-            if kind != names.FENCED and (ours or kind != names.INVALID_INPUT):
+            registered = self._registered is not None
+            if kind != names.FENCED and (registered or kind != names.INVALID_INPUT):
                 raise
-            # never registered, or launched again meanwhile: these rows are not this launch's to close
+            # never registered, or launched again meanwhile: the rows do not belong to this launch
             workflow.logger.info("cancelled, with nothing to close: %s", error.cause)
 
     async def _finish(self, state: Any, pumped: PumpResult) -> BatchResult:
@@ -245,7 +245,7 @@ class BenchmarkBatch:
 
 
 def _read(batch_id: str, inputs: tuple[Any, ...]) -> BatchSpec | str:
-    """The spec, or what is wrong with it; the message alone, so that no chain of causes hides it from people."""
+    """The spec, or an error message. Not raised here, so that no chain of causes hides the message in the UI."""
     if len(inputs) != 1:
         return f"the input must be one JSON object, the batch spec (given: {len(inputs)} inputs)"
     if not BATCH_ID.match(batch_id):

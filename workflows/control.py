@@ -1,4 +1,4 @@
-"""Control of a batch as people send it: by signal, by update, with or without an argument."""
+"""Control requests of a batch: by signal or update, with or without an argument."""
 
 from typing import Any, Literal, cast, get_args
 
@@ -19,15 +19,15 @@ class ReasonInput(Input):
 
 
 def read_control(batch_id: str, verb: str, options: Any) -> Control:
-    """The change that a signal or update asks for; raises ValueError that names the field."""
+    """Read the change that a signal or update requests; raises ValueError that names the field."""
     if verb not in get_args(Verb):
         raise ValueError(f"verb: must be one of {', '.join(get_args(Verb))} (given: {verb!r})")
     chosen = cast(Verb, verb)
     try:
         if verb == names.SET_CONCURRENCY:
-            wanted = options if isinstance(options, dict) else {"concurrency": options}
-            number = ConcurrencyInput.model_validate(wanted)
-            return Control(batch_id=batch_id, verb=chosen, concurrency=number.concurrency)
+            fields = options if isinstance(options, dict) else {"concurrency": options}
+            concurrency = ConcurrencyInput.model_validate(fields).concurrency
+            return Control(batch_id=batch_id, verb=chosen, concurrency=concurrency)
         if verb == names.PAUSE:
             pause = PauseInput.model_validate(_object(options))
             return Control(batch_id=batch_id, verb=chosen, freeze=pause.freeze, reason=pause.reason)

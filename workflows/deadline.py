@@ -1,4 +1,4 @@
-"""The deadline of an attempt: one timer, which stands still while the episode is frozen."""
+"""The deadline of an attempt: one timer, suspended while the episode is frozen."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class DeadlineReached(Exception):
-    """The attempt's time is up."""
+    """The deadline of the attempt has passed."""
 
 
 class Deadline:
@@ -36,33 +36,28 @@ class Deadline:
             self._remaining -= workflow.time() - began
 
     def check(self) -> None:
-        """Raise DeadlineReached when the time is up."""
+        """Raise DeadlineReached when the deadline has passed."""
         if self._alarm.done():
             raise DeadlineReached
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; raises DeadlineReached, after `work` was cancelled and has ended, when time is up.
-
-        Whatever failure ends `work` then: the deadline came first, and an episode that used up its time gets no second
-        one because its worker died in the same moment.
-        """
+        """The result of `work`; raises DeadlineReached when the deadline passes and the cancelled `work` has ended."""
         try:
             return await until(work, self._alarm)
         except Interrupted:
             raise DeadlineReached from None
         except Failure as failure:
+            # the deadline came first: a worker that died at that moment must not earn the episode another attempt
             if self._alarm.done():
                 raise DeadlineReached from failure
             raise
 
     def stop(self) -> None:
-        """Forget the timer. Follow it with `ended` before the next command."""
+        """Cancel the timer. Await `ended` before the next command."""
         self._alarm.cancel()
 
     async def ended(self) -> None:
-        """Return when the timer is forgotten.
-
-        How many turns of the loop a cancel takes differs between versions of Python: a command that overtook it on one
-        of them could not be replayed on another.
-        """
+        """Return when the timer is cancelled."""
+        # Python versions differ in the number of turns of the event loop that a cancel takes: a command that overtakes
+        # it on one version could not be replayed on another
         await workflow.wait([self._alarm])

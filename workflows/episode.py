@@ -1,4 +1,4 @@
-"""Episode: one logical rollout, from claim to admission (DESIGN §3)."""
+"""Episode: one logical rollout, from claim to admission."""
 
 import asyncio
 import contextlib
@@ -29,10 +29,10 @@ from workflows.shield import settled, shielded
 
 @workflow.defn(name=names.EPISODE)
 class Episode:
-    """Attempts a rollout until the ledger says that no further attempt is due.
+    """Attempt a rollout until the ledger reports that no further attempt is due.
 
     The workflow is the runner: it owns the step limit, the deadline, terminal actions, the horizon and the stop
-    reason. It decides nothing about scores (the evaluator does) or counting (admission does).
+    reason. It does not decide scores (the evaluator does) or counting (admission does).
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Episode:
         while True:
             n += 1
             try:
-                # shielded: a claim that is cut short may leave an attempt that nobody ends
+                # shielded: a claim that is cut short may leave an attempt open for ever
                 claimed, cut = await shielded(activity_calls.claim(ClaimRequest(rollout_key=start.rollout_key, n=n)))
                 cancelled = cancelled or cut
                 if claimed.status != "claimed":
@@ -57,29 +57,29 @@ class Episode:
                 except Superseded:
                     if claimed.run_id in ("", workflow.info().run_id):
                         raise
-                    # A reset run reads the claim of a run that is gone: one of its own closes that attempt.
+                    # a reset run replays the claim of the run before; a claim of its own closes that attempt
                     cancelled = cancelled or workflow.cancellation_reason() is not None
                     continue
             except Superseded:
                 return EpisodeResult(rollout_key=start.rollout_key, status="superseded", attempts=n)
             except Failure as failure:
-                # the ledger refused the claim or the end: a fault of ours, for people and the Janitor to see
+                # the ledger refused the claim or the end: a bug, left for people and the Janitor to see
                 raise ApplicationError(failure.detail, type="LedgerRefused", non_retryable=True) from failure
             if not finalized.another_attempt:
                 if cancelled:
                     raise asyncio.CancelledError(_why_cancelled())
                 return _result(start, n, finalized)
-            # cancelled after an end that earned another attempt: that one is claimed and ends as cancelled at once,
-            # or the row would claim to run with nobody there
+            # cancelled after an end that earned another attempt: claim it and end it as cancelled at once, or the row
+            # would stay in the state running without a workflow
 
     @workflow.signal(name=names.FREEZE)
     def freeze(self) -> None:
-        """Stand still before the next step; the deadline stops, the desktop stays."""
+        """Suspend before the next step; the deadline stops, the desktop is kept."""
         self._frozen = True
 
     @workflow.signal(name=names.THAW)
     def thaw(self) -> None:
-        """Go on."""
+        """Continue after `freeze`."""
         self._frozen = False
 
     async def _attempt(self, start: EpisodeStart, claimed: Claimed, cancelled: bool) -> tuple[Finalized, bool]:
@@ -95,12 +95,12 @@ class Episode:
         try:
             self._show("finalizing")
             finalized, cancelled_late = await shielded(call.finalize(state.finalize_request()))
-        except GeneratorExit:  # the run is thrown away: nothing can be awaited any more
+        except GeneratorExit:  # the worker evicts this run: nothing may be awaited any more
             raise
         except BaseException:
             await self._stop_sandbox(call)
             raise
-        state.over = True
+        state.finalized = True
         self._show("stopping the desktop")
         cancelled_later = await self._stop_sandbox(call)
         self._show(f"ended: {finalized.termination_reason}")
@@ -139,7 +139,7 @@ class Episode:
         except Failure as failure:
             state.fail(failure.reason, failure.detail, failure.guest_failed)
         finally:
-            deadline.stop()  # nothing is awaited here: a run that is thrown away closes its coroutines
+            deadline.stop()  # awaits nothing: an evicted run closes its coroutines, which must not wait
         await deadline.ended()
         if state.observation is not None and state.desktop_usable:
             await self._evaluate(call, state)
@@ -155,8 +155,8 @@ class Episode:
             if not decision.model_call_completed:
                 raise Failure(Infra.MODEL_CALL_FAILED, decision.summary)
             if stop := decision.policy_stop_reason:
-                if stop not in POLICY_STOPS:  # no facts can be made of it, and so the attempt could never end
-                    raise Failure(Infra.ROLLOUT_ERROR, f"the policy stopped with {stop!r}, which is no ending")
+                if stop not in POLICY_STOPS:  # OutcomeFacts would refuse it, and the attempt could never end
+                    raise Failure(Infra.ROLLOUT_ERROR, f"the policy stopped with {stop!r}, which is not a stop reason")
                 state.policy_stop_reason = stop
                 return
             await self._act(call, state, deadline, decision)
@@ -201,7 +201,7 @@ class Episode:
             await settled(call.renew_lease(self._renewals))
 
     async def _stop_sandbox(self, call: EpisodeActivities) -> bool:
-        """Stop the desktop; its failure never changes the result, the Janitor finds what is left."""
+        """Stop the desktop. A failure never changes the result: the Janitor removes what remains."""
 
         async def stop() -> None:
             try:

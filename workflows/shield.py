@@ -1,4 +1,4 @@
-"""Work that must be finished although the workflow is being cancelled."""
+"""Waiting for work in a workflow that may be cancelled meanwhile."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
-    """Finish `work` whatever happens; returns its result and whether a cancel arrived meanwhile.
+    """Finish `work` despite a cancel. Returns its result and whether a cancel arrived.
 
-    A plain `await` in `finally` does not do: a cancel that arrives during the cleanup cancels the cleanup.
+    A plain `await` in `finally` is not enough: a cancel that arrives during the cleanup cancels the cleanup.
     """
     task = asyncio.create_task(work)
     cancelled = False
@@ -28,10 +28,10 @@ async def shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
 
 
 async def settled(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; a cancel ends it, waits for that end, and is raised then, whatever `work` still returned.
+    """The result of `work`. A cancel is passed on to it and raised when it has ended, even if it returned a result.
 
-    A plain `await` does not do: an activity that finishes before the cancel reaches it returns its result, the cancel
-    is forgotten, and Temporal never sends a second one.
+    A plain `await` is not enough: an activity that finishes before the cancel reaches it returns its result, the cancel
+    is lost, and Temporal sends no second one.
     """
     task = asyncio.create_task(work)
     try:
@@ -44,13 +44,13 @@ async def settled(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Interrupted(Exception):
-    """The alarm finished before the work; the work was cancelled and has ended."""
+    """The alarm finished first; the work was cancelled and has ended."""
 
 
 async def until(work: Coroutine[Any, Any, T], alarm: "asyncio.Task[None]") -> T:
     """The result of `work`; raises Interrupted when `alarm` finished first and `work` ended by its cancel.
 
-    A result that is there at the same moment as the alarm counts: nothing that happened is forgotten.
+    A result that arrives at the same moment as the alarm counts.
     """
     task = asyncio.create_task(work)
     try:

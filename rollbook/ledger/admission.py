@@ -110,8 +110,8 @@ class Admissions(Store):
         `dry_run`: count only. Raises InvalidInput for an unknown batch or policy, or without a reason.
         """
         if rule.policy_id not in POLICIES:
-            known = "; ".join(f"{policy.policy_id} ({policy.scope}: {policy.says})" for policy in POLICIES.values())
-            raise InvalidInput(f"policy_id: no policy {rule.policy_id!r}; there is {known}")
+            policies = "; ".join(f"{one.policy_id} ({one.scope}: {one.description})" for one in POLICIES.values())
+            raise InvalidInput(f"policy_id: no policy {rule.policy_id!r}; there is {policies}")
         _require_reason(rule.because, rule.decided_by)
         result = ReappliedPolicy(rule.policy_id, POLICIES[rule.policy_id].scope)
         after: int | None = -1

@@ -247,5 +247,5 @@ async def test_a_trainers_batch_from_event_to_training_rows(system: System) -> N
     spec["identity"] = {"sampling_event_id": event, "source_group_ids": groups | {"t000": "other"}}
     assert "the group of task t000: 'g-0' -> 'other'" in await refusal(system, spec, "event-1")
     spec["identity"] = {"sampling_event_id": event}
-    assert "a partial identity is none" in await refusal(system, spec, "event-3")
+    assert "give all identity fields or none" in await refusal(system, spec, "event-3")
     await proven(system, "event-1", 12)

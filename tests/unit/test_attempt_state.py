@@ -45,6 +45,6 @@ def test_the_quote_holds_the_instruction_and_nothing_else() -> None:
 def test_the_live_view_is_linked_while_there_is_one() -> None:
     state = a_story("x")
     assert "[live view](http://127.0.0.1:6080/v)" in state.details()
-    state.over = True
+    state.finalized = True
     assert "live view" not in state.details()
     assert "latest screenshot" in state.details()

@@ -86,15 +86,15 @@ def test_raw_rewards_are_scores() -> None:
         (OLD | {"score": True}, "score: must be a number from 0 to 1"),
         (OLD | {"score": float("nan")}, "score: must be a number from 0 to 1"),
         (OLD | {"score": 1.5}, "score: must be a number from 0 to 1"),
-        (OLD | {"score": None}, "score: missing; a binary reward does not tell it"),
+        (OLD | {"score": None}, "score: missing, and a binary reward does not give it"),
         (OLD | {"reward": 0.5}, "reward: 0.5 is not the binary reward of score 0.5; another reward mode"),
-        (OLD | {"evaluation_completed": False}, "what was not evaluated is not eligible"),
-        (OLD | {"termination_reason": "timeout"}, "what ended with timeout is not eligible"),
+        (OLD | {"evaluation_completed": False}, "a row that was not evaluated is not eligible"),
+        (OLD | {"termination_reason": "timeout"}, "a row that ended with timeout is not eligible"),
         (OLD | {"termination_reason": "max_steps", "horizon_reached": False}, "max_steps implies it"),
         (OLD | {"termination_reason": "agent_done", "horizon_reached": True}, "agent_done excludes it"),
         (OLD | {"task_id": None}, "task_id: required"),
-        (OLD | {"verifier_metadata": {"task_id": "u"}}, "task_id: its carriers contradict each other"),
-        (OLD | {"rollout_index": 1}, "rollout_index: its carriers contradict each other"),
+        (OLD | {"verifier_metadata": {"task_id": "u"}}, "task_id: its fields contradict each other"),
+        (OLD | {"rollout_index": 1}, "rollout_index: its fields contradict each other"),
         (OLD | {"_ng_rollout_index": -1}, "rollout_index: must be a whole number"),
         (OLD | {"_ng_rollout_index": True}, "rollout_index"),
         (OLD | {"verifier_metadata": {"osworld_score": 0.7}}, "score: 0.5 and verifier_metadata.osworld_score 0.7"),
@@ -109,7 +109,7 @@ def test_raw_rewards_are_scores() -> None:
         (OLD | {"score": 10**400}, "score: must be a number from 0 to 1"),
         (OLD | {"score": float("inf")}, "score: must be a number from 0 to 1"),
         *[
-            (OLD | {"termination_reason": word}, f"termination_reason: what ended with {ending} is not eligible")
+            (OLD | {"termination_reason": word}, f"termination_reason: a row that ended with {ending} is not eligible")
             for word, ending in (
                 ("evaluation_incomplete", "evaluation_incomplete"),
                 ("rollout_state_incomplete", "rollout_state_incomplete"),
@@ -121,10 +121,19 @@ def test_raw_rewards_are_scores() -> None:
             )
         ],
         (OLD | {"termination_reason": "Agent_Done"}, "exactly one of agent_done, agent_fail"),
-        (OLD | {"infrastructure_failure_reason": "sandbox_lost"}, "infrastructure_failure_reason: what failed with"),
-        (OLD | {"infrastructure_failure_reason": "odd one"}, "infrastructure_failure_reason: what failed with odd"),
+        (
+            OLD | {"infrastructure_failure_reason": "sandbox_lost"},
+            "a row that failed with",
+        ),
+        (
+            OLD | {"infrastructure_failure_reason": "odd one"},
+            "a row that failed with odd",
+        ),
         (OLD | {"verifier_metadata": {"osworld_infrastructure_failure_reason": "timeout"}}, "failed with timeout"),
-        (NEW | {"infrastructure_failure_reason": "timeout"}, "infrastructure_failure_reason: what failed with timeout"),
+        (
+            NEW | {"infrastructure_failure_reason": "timeout"},
+            "a row that failed with timeout",
+        ),
         (FAILED | {"infrastructure_failure_reason": "timeout"}, "timeout and termination_reason evaluator_error"),
         (FAILED | {"infrastructure_failure_reason": 7}, "infrastructure_failure_reason: must be a text"),
         (FAILED | {"termination_reason": "Evaluator_Error"}, "the row says"),

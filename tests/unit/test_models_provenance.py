@@ -32,7 +32,7 @@ def test_the_scoped_ids_by_hand() -> None:
     ("identity", "message"),
     [
         ({}, "identity.sampling_event_id: required"),
-        ({"sampling_event_id": EVENT}, "a partial identity is none"),
+        ({"sampling_event_id": EVENT}, "give all identity fields or none"),
         ({"source_group_id": "g"}, "identity.sampling_event_id: required"),
         (
             {"sampling_event_id": EVENT, "source_group_id": "g", "source_group_ids": {"t": "g"}},
@@ -63,7 +63,7 @@ def test_groups_of_the_chosen_tasks() -> None:
         one.groups(["t", "u"])
     several = Provenance(sampling_event_id=EVENT, source_group_ids={"t": "g", "u": "h"})
     assert several.groups(["t", "u"]) == {"t": "g", "u": "h"}
-    with pytest.raises(ValueError, match="no group for task v; a partial identity is none"):
+    with pytest.raises(ValueError, match="no group for task v; every chosen task needs one"):
         several.groups(["t", "u", "v"])
     with pytest.raises(ValueError, match="the batch does not choose task u"):
         several.groups(["t"])
