@@ -7,7 +7,6 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, fie
 from models.base import Input, Name
 from models.contract import AgentOptions, Overlay, Purpose, Resolved, SamplingOptions, agent_of, difference
 from models.history import HistoryPolicy
-from models.legacy import normalised
 
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(@[0-9a-f]{8,64})?$", max_length=200)]
 """A registered name, or `name@digest` (at least 8 digits) to pin one registration of it."""
@@ -87,6 +86,54 @@ class ReplayPolicy(ScriptPart):
         return "policy.rollout" if self.rollout else "policy.batch", "nothing is recorded"
 
 
+_REMOVED = {
+    "training_mode": "the purpose of a batch is its key 'purpose'",
+    "training_turn_strategy": "every model call is exported, see `rollbook export training`",
+}
+"""Switches of older agents that changed the meaning of an episode without a trace in its contract."""
+
+_KEEP = ("max_trajectory_length", "max_image_history_length")
+_HIGH = "max_live_images"
+_DEFAULT_KEEP = 3
+
+
+def without_legacy_keys(raw: dict[str, Any]) -> dict[str, Any]:
+    """Translate the keys of older agents to `history`; raises ValueError for removed switches.
+
+    `max_trajectory_length` and `max_image_history_length` say how many images are kept, `max_live_images` how many
+    there may be before a cut; without a difference the window is fixed.
+    """
+    for name in sorted(_REMOVED.keys() & (raw.keys() | _keys(raw.get("options")))):
+        raise ValueError(f"'{name}' was removed and is not ignored: {_REMOVED[name]}")
+    legacy = {name: raw[name] for name in (*_KEEP, _HIGH) if raw.get(name) is not None}
+    rest = {name: value for name, value in raw.items() if name not in (*_KEEP, _HIGH)}
+    if not legacy:
+        return rest
+    if "history" in rest:
+        raise ValueError(f"'history' and {', '.join(map(repr, sorted(legacy)))} exclude each other; keep 'history'")
+    return rest | {"history": _history(legacy)}
+
+
+def _keys(value: Any) -> set[str]:
+    return set(value) if isinstance(value, dict) else set()
+
+
+def _history(legacy: dict[str, Any]) -> dict[str, Any]:
+    for name, value in legacy.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+            raise ValueError(f"'{name}' must be a whole number of at least 1 (given: {value!r:.80})")
+    kept = {int(legacy[name]) for name in _KEEP if name in legacy}
+    if len(kept) > 1:
+        raise ValueError(f"{' and '.join(map(repr, _KEEP))} contradict each other: {sorted(kept)}")
+    keep = kept.pop() if kept else _DEFAULT_KEEP
+    high = int(legacy.get(_HIGH, keep))
+    if high < keep:
+        raise ValueError(f"'{_HIGH}' ({high}) must be at least the number of kept images ({keep})")
+    if high == keep:
+        return {"name": "fixed", "params": {"keep_images": keep}}
+    return {"name": "hysteresis", "params": {"low_water": keep, "high_water": high}}
+
+
 class OpenAIPolicy(PolicySpec):
     """A model behind an OpenAI-compatible chat completions endpoint."""
 
@@ -96,12 +143,12 @@ class OpenAIPolicy(PolicySpec):
     model: str = Field(pattern=r"^[^\x00\s](?:[^\x00\n]*[^\x00\s])?$", max_length=300)
     """The model's name as the endpoint knows it."""
     protocol: Name = "pyautogui-code-v1"
-    """The form of prompt and reply."""
+    """Form of the prompt and of the reply."""
     history: HistoryPolicy = HistoryPolicy(name="fixed", params={"keep_images": 3})
     options: AgentOptions = AgentOptions()
     sampling: SamplingOptions = SamplingOptions()
     by_purpose: dict[Purpose, Overlay] = {}
-    """Differences for training or for evaluation."""
+    """Differences between training and evaluation."""
     parity: Literal["strict", "declared"] = "strict"
     """`strict`: training and evaluation must be the same agent. `declared`: they may differ, on purpose."""
     agent_contract_id: str | None = Field(default=None, pattern=r"^agent-contract-[0-9a-f]{24}$")
@@ -109,8 +156,8 @@ class OpenAIPolicy(PolicySpec):
 
     @model_validator(mode="before")
     @classmethod
-    def _legacy(cls, given: Any) -> Any:
-        return normalised(given) if isinstance(given, dict) else given
+    def _legacy(cls, raw: Any) -> Any:
+        return without_legacy_keys(raw) if isinstance(raw, dict) else raw
 
     @field_validator("by_purpose")
     @classmethod
