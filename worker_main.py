@@ -49,14 +49,14 @@ Queue = tuple[list[type], list[Callable[..., Any]]]
 
 
 def queues(role: str, services: Services, client: Client) -> dict[str, Queue]:
-    """What this role polls: task queue name → (workflows, activities). Roles that share a queue share a poller."""
+    """The queues of a role: task queue name → (workflows, activities). Roles that share a queue share a poller."""
     settings = services.settings
-    found: dict[str, Queue] = {}
+    polled: dict[str, Queue] = {}
 
     def add(queue: str, workflows: list[type], activities: list[Callable[..., Any]]) -> None:
-        there = found.setdefault(queue, ([], []))
-        there[0].extend(workflows)
-        there[1].extend(activities)
+        of_queue = polled.setdefault(queue, ([], []))
+        of_queue[0].extend(workflows)
+        of_queue[1].extend(activities)
 
     if role in ("orchestrate", "all"):
         own = LedgerActivities(services).all() + PumpActivities(services, client).all()
@@ -67,7 +67,7 @@ def queues(role: str, services: Services, client: Client) -> dict[str, Queue]:
         add(settings.task_queue_desktop, [], own)
     if role in ("osworld", "all"):
         add(settings.task_queue_osworld, [], OsworldActivities(services).all())
-    return found
+    return polled
 
 
 def make_worker(client: Client, queue: str, work: Queue, settings: Settings) -> Worker:
@@ -113,7 +113,7 @@ async def _main(role: str) -> None:
 
 
 def refused_in_a_line(record: logging.LogRecord) -> bool:
-    """A log filter: what people wrote wrong is told without the traceback of the code that found it."""
+    """Log wrong input of people in one line, without the traceback of the code that refused it."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, ApplicationError) and error.type == names.INVALID_INPUT:
         record.msg, record.args, record.exc_info = (
@@ -126,8 +126,8 @@ def refused_in_a_line(record: logging.LogRecord) -> bool:
 
 def _activity_of(record: logging.LogRecord) -> str:
     """Name and workflow id, as the SDK adds them to its records."""
-    told = getattr(record, "temporal_activity", {})
-    return f"{told.get('activity_type', 'an activity')} ({told.get('workflow_id', '?')})"
+    info = getattr(record, "temporal_activity", {})
+    return f"{info.get('activity_type', 'an activity')} ({info.get('workflow_id', '?')})"
 
 
 def main() -> int:
@@ -149,7 +149,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = main()
-    # Temporal's runtime threads abort a share of interpreters that shut down the usual way (temporal-notes §0.13)
+    # Temporal's runtime threads abort a share of interpreters that shut down the usual way
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What the agent sees and does: observe, act."""
+"""Observations and actions of the agent: observe, act."""
 
 import asyncio
 import time
@@ -33,10 +33,10 @@ class DesktopActivities:
 
     @implements(OBSERVE)
     async def observe(self, call: DesktopRequest) -> Observation:
-        """The first observation; committed as turn 0."""
+        """Take the first observation and commit it as turn 0."""
         ledger = self._services.ledger
-        known = await ledger.step(call.attempt, run_id(), INITIAL_STEP)
-        context, stored = known.context, known.turn
+        so_far = await ledger.step(call.attempt, run_id(), INITIAL_STEP)
+        context, stored = so_far.context, so_far.turn
         if stored is None:
             began = time.time()
             async with driving(self._services, call) as driver, beating():
@@ -53,8 +53,8 @@ class DesktopActivities:
         A repeat finds the committed turn, or the guest's journal, and acts on nothing twice.
         """
         ledger = self._services.ledger
-        known = await ledger.step(request.attempt, run_id(), request.step)
-        context, call, stored = known.context, known.call, known.turn
+        so_far = await ledger.step(request.attempt, run_id(), request.step)
+        context, call, stored = so_far.context, so_far.call, so_far.turn
         if stored is None:
             if call is None:
                 raise LedgerConflict(f"step {request.step} of {request.attempt.rollout_key} was never decided")
@@ -78,7 +78,7 @@ class DesktopActivities:
             note(f"action {position + 1} of {len(actions)}")
             if action.strip() == WAIT:
                 done.append({"status": "ok", "wait": True})
-                await asyncio.sleep(pause)  # as OSWorld does: WAIT pauses once more than other actions
+                await asyncio.sleep(pause)  # as in OSWorld, WAIT pauses once more than other actions
             else:
                 result = await driver.perform(
                     op_id(context.rollout_key, context.attempt_index, request.step, position),
@@ -103,14 +103,14 @@ class DesktopActivities:
         return done
 
     async def _look(self, driver: Driver, context: AttemptContext) -> Observation:
-        wanted, desktop = context.contract.observe, context.contract.desktop
+        parts, desktop = context.contract.observe, context.contract.desktop
         seen = await driver.observe(
             screen=desktop.screen,
-            accessibility_tree=wanted.accessibility_tree,
-            terminal=wanted.terminal,
+            accessibility_tree=parts.accessibility_tree,
+            terminal=parts.terminal,
         )
-        for part, why in seen.refused.items():
-            activity.logger.warning("the desktop gave no %s: %s", part, why)
+        for part, reason in seen.refused.items():
+            activity.logger.warning("the desktop gave no %s: %s", part, reason)
         put = self._services.artifacts.put
         tree, text = seen.accessibility_tree, seen.terminal
         return Observation(

@@ -1,7 +1,7 @@
-"""reconcile: what claims to run and does not, what runs and should not. Fence first, then kill, then re-plan.
+"""reconcile: end rows whose workflow is gone, remove desktops whose attempt has ended. Fence, then kill, then plan.
 
 Only rows and desktops of this deployment and namespace. A workflow counts as gone after two sightings, some time apart,
-and a minimum age; nothing is concluded from a call that failed, or from a listing that is empty.
+and a minimum age; nothing is concluded from a failed call or an empty listing.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,9 +22,9 @@ from rollbook.worker.services import Services
 
 SHOWN = 50
 SHOWN_BYTES = 1200
-"""Names of one list in the report, and how much of a history they may take: there are eight lists."""
+"""Most names of one list in the report, and their most bytes together: the report goes into the history."""
 ROWS = 50_000
-"""Rows under way that one run looks at, quiet ones first: well above any window, or the rest would never be seen."""
+"""Open rows that one run examines, quiet ones first: far more than any window, or the rest would never be examined."""
 LISTS = ("closed", "requeued", "cancelled", "reaped", "finished", "stopped", "unattended", "doubts")
 RUNNING_EPISODES = f"WorkflowType = '{names.EPISODE}' AND ExecutionStatus = 'Running'"
 
@@ -52,7 +52,7 @@ class JanitorActivities:
 
 
 class Run:
-    """One run of the Janitor, and what it has found so far."""
+    """One run of the Janitor, and its findings so far."""
 
     def __init__(self, services: Services, client: Client, request: ReconcileRequest) -> None:
         self._services = services
@@ -66,17 +66,17 @@ class Run:
         self._names: dict[str, list[str]] = {key: [] for key in LISTS}
 
     def steps(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
-        """What to look at, in order: rows are fenced before desktops are killed."""
+        """The checks in their order: rows are fenced before desktops are killed."""
         return [
             ("rows", self._rows),
             ("workflows of final rows", self._final_rows),
             ("desktops of ended attempts", self._desktops),
-            ("desktops nobody knows", self._strangers),
+            ("unknown desktops", self._strangers),
             ("batches", self._batches),
         ]
 
     def report(self) -> Reconciled:
-        """What was found."""
+        """The findings."""
         totals = {key: len(found) for key, found in self._names.items() if found}
         shown = {key: _shown(found) for key, found in self._names.items()}
         return Reconciled.model_validate({**self._numbers, **shown, "totals": totals})
@@ -97,7 +97,7 @@ class Run:
                 await self._try(suspect.rollout_key, self._settle(suspect))
 
     async def _often_enough(self, rollout_key: str, what: str) -> bool:
-        """Note that something was missing, or was there and should not be; whether that was seen often enough."""
+        """Record a sighting; returns True when there were enough in a row."""
         return await self._ledger.count_missing(rollout_key, what, self._gap_s) >= self._sightings
 
     async def _settle(self, suspect: Suspect) -> None:
@@ -141,7 +141,7 @@ class Run:
                 await self._cancel(key, run_id)
 
     async def _cancel(self, key: str, run_id: str) -> None:
-        """Tell a run to end; one that has ended (the server would say yes to it as well) is left alone."""
+        """Cancel a run. One that has ended is skipped: the server would accept its cancel too."""
         if not await self._lives(key, run_id):
             return
 
@@ -152,7 +152,7 @@ class Run:
         await self._try(key, cancel())
 
     async def _desktops(self) -> None:
-        """Leases whose attempt has ended: the episode's own stop has had its time."""
+        """Remove desktops of ended attempts that the episode itself did not stop in time."""
         for lease in await self._ledger.live_sandboxes(self._own[0]):
             if not lease.attempt_open and await self._often_enough(lease.rollout_key, f"desktop {lease.sandbox_key}"):
                 await self._reap(lease, "its attempt has ended")
@@ -166,8 +166,10 @@ class Run:
         await self._try(f"desktop {lease.sandbox_key}", remove())
 
     async def _strangers(self) -> None:
-        """Desktops that are listed although their lease was stopped came late: reaped. Desktops with our label that
-        no lease knows may belong to another ledger: counted only."""
+        """Remove desktops that appeared after their lease was stopped; count those with our label and without a lease.
+
+        The latter may belong to another ledger.
+        """
         live = {lease.sandbox_key for lease in await self._ledger.live_sandboxes(self._own[0])}
         for provider in self._services.providers.values():
             try:
@@ -184,7 +186,7 @@ class Run:
             self._numbers["strangers"] += len(set(keys) - {lease.sandbox_key for lease in late})
 
     async def _batches(self) -> None:
-        """Batches with open rows whose workflow is gone: a cancel is finished for it, the rest is reported."""
+        """Finish the cancel of batches whose workflow is gone; report other batches without a workflow."""
         for batch in await self._ledger.open_batches(*self._own, self._min_age_s):
             alive = await self._lives(batch.batch_id, "")
             if alive is None:
@@ -192,13 +194,13 @@ class Run:
             if batch.cancelling:
                 await self._cancelled_batch(batch, alive)
             elif not alive and batch.stopping:
-                if not batch.in_flight:  # else its episodes end by themselves, or `_rows` puts them back
+                if not batch.in_flight:  # otherwise its episodes end by themselves, or `_rows` requeues them
                     self._names["stopped"].append(batch.batch_id)
             elif not alive:
                 self._names["unattended"].append(batch.batch_id)
 
     async def _cancelled_batch(self, batch: OpenBatch, alive: bool) -> None:
-        """Do what the batch's workflow did not come to: fence and close every open row, then end the episodes."""
+        """Finish the work of the batch's workflow: fence and close every open row, then cancel the episodes."""
         what = f"batch {batch.launch_id}"
         if alive:
             await self._ledger.clear_missing(batch.first_key, what)
@@ -217,7 +219,7 @@ class Run:
         await self._try(f"batch {batch.batch_id}", close())
 
     async def _lives(self, workflow_id: str, run_id: str) -> bool | None:
-        """Whether a workflow runs; None when nobody can tell."""
+        """Return whether a workflow runs, None when that is unknown."""
         try:
             description = await self._client.get_workflow_handle(workflow_id, run_id=run_id or None).describe()
         except RPCError as error:
@@ -225,17 +227,17 @@ class Run:
                 return False
             self._doubt(workflow_id, error)
             return None
-        except ValueError as error:  # a state that this SDK does not know, for instance paused: no death
+        except ValueError as error:  # a state that this SDK does not know, for instance paused: not proof of an end
             self._doubt(workflow_id, error)
             return None
         return description.status == WorkflowExecutionStatus.RUNNING
 
     async def _try(self, what: str, work: Awaitable[object]) -> None:
-        """One failure must not keep the rest from being looked at."""
+        """Await `work`; a failure becomes a doubt, so that the other checks still run."""
         try:
             await work
         except Fenced:
-            pass  # it has gone on meanwhile, which is what was to be seen
+            pass  # it made progress meanwhile
         except (RollbookError, RPCError) as error:
             if not (isinstance(error, RPCError) and error.status == RPCStatusCode.NOT_FOUND):  # ended meanwhile
                 self._doubt(what, error)
@@ -245,7 +247,7 @@ class Run:
 
 
 def _shown(found: list[str]) -> list[str]:
-    """The first names of a list, as many as a history has room for."""
+    """The first names of a list, within the limits of the report."""
     shown: list[str] = []
     for name in found[:SHOWN]:
         if sum(map(len, shown)) + len(name) > SHOWN_BYTES:

@@ -17,7 +17,7 @@ from rollbook.sandboxes.registry import provider_kind
 from rollbook.worker.services import Services
 
 START_SLACK_S = 120.0
-"""Added to a desktop's ready and cleanup timeouts: a start ends by its own limits, not by Temporal's."""
+"""Added to a desktop's ready and cleanup timeouts, so that a start ends by its own limits before Temporal's."""
 
 
 class LedgerActivities:
@@ -51,7 +51,7 @@ class LedgerActivities:
         settings = self._services.settings
         async with beating():
             resolved = await self._resolve(request.spec)
-            contract_for(request.spec, resolved)  # refuses an agent that the spec does not want
+            contract_for(request.spec, resolved)  # refuses an agent contract id that differs from the spec's
             await self._require_web(request.spec)
             done = await self._services.ledger.register_batch(
                 request, deployment_id=settings.deployment_id, resolved=resolved
@@ -67,8 +67,9 @@ class LedgerActivities:
         )
 
     async def _resolve(self, spec: BatchSpec) -> Resolved:
-        """What the names in the spec mean now."""
-        meant = await resolve_policy(spec, self._services.ledger, endpoints=self._services.models.names, register=True)
+        """Resolve the names in the spec."""
+        endpoints = self._services.models.names
+        of_policy = await resolve_policy(spec, self._services.ledger, endpoints=endpoints, register=True)
         kind = provider_kind(spec.desktop.provider)
         provider = self._services.providers.get(kind.name)
         if provider is None:
@@ -77,18 +78,18 @@ class LedgerActivities:
                 f"{', '.join(sorted(self._services.providers))}{f' ({kind.enable_hint})' if kind.enable_hint else ''}"
             )
         if kind.simulated_revision is not None:
-            return Resolved(**meant, evaluator_revision=kind.simulated_revision, null_desktop=True)
+            return Resolved(**of_policy, evaluator_revision=kind.simulated_revision, null_desktop=True)
         evaluator = self._services.evaluator
         return Resolved(
-            **meant,
+            **of_policy,
             desktop_image=await self._image(spec, kind, provider),
             evaluator_revision=None if evaluator is None else evaluator.revision,
         )
 
     async def _image(self, spec: BatchSpec, kind: ProviderKind, provider: SandboxProvider) -> str:
-        """The desktop's image; one that was named must be there, or every rollout would wait for it in vain.
+        """The desktop's image; a named one must exist, or every rollout would wait for it in vain.
 
-        Only a worker that starts desktops itself can look; behind other queues they may run on another host.
+        Only a worker that starts desktops itself can check; other queues may be served by another host.
         """
         settings = self._services.settings
         image, field = spec.desktop.image, "desktop.image" if spec.desktop.image else None
@@ -101,7 +102,7 @@ class LedgerActivities:
         return image
 
     async def _require_web(self, spec: BatchSpec) -> None:
-        """Refuse web tasks on desktops that are denied the internet: they would all score an honest-looking 0."""
+        """Refuse web tasks on desktops without internet: they would all score 0, and the 0 would look valid."""
         if spec.desktop.egress != "none":
             return
         ledger = self._services.ledger
@@ -149,7 +150,7 @@ def _member(task: Task) -> Member:
 
 
 def _decide_timeout_s(contract: Contract) -> float:
-    """Longest time that all calls of one step may take; each of them has the limit of its own."""
+    """Longest time of all calls of one step, seconds; each call has its own limit."""
     options = contract.policy.options or {}
     return contract.limits.model_timeout_s * int(options.get("parse_retries", 1))
 

@@ -52,7 +52,7 @@ class OsworldActivities:
 
     @implements(EVALUATE)
     async def evaluate(self, request: EvaluateRequest) -> Evaluated:
-        """The committed evaluation of the attempt, or a new one. Repeats read what was committed first."""
+        """Return the committed evaluation of the attempt, or make one. Repeats read the one committed first."""
         ledger = self._services.ledger
         context = await self._context(request.attempt)
         stored = await ledger.evaluation(request.attempt)
@@ -90,8 +90,9 @@ class OsworldActivities:
         timeout_s: float,
         files: Mapping[str, bytes] = MappingProxyType({}),
     ) -> Job:
-        """A job in a directory of its own: OSWorld takes a file that is in its cache for whole, also the half of a gold
-        file that a killed try left there, and a stalled try may still be writing."""
+        """A job in a directory of its own."""
+        # OSWorld takes every file in its cache for complete, also half of a gold file that a killed try left, and a
+        # stalled try may still be writing: no two tries may share a directory
         token = uuid.uuid4().hex
         return Job(
             task=context.task,
@@ -104,7 +105,7 @@ class OsworldActivities:
         )
 
     async def _keep(self, files: dict[str, bytes]) -> Files:
-        """Store what a phase left for the evaluator, so that a worker on another host has it too."""
+        """Store the files that a phase left for the evaluator, so that a worker on another host has them too."""
         refs = {
             name: await self._services.artifacts.put(data, "text/plain; charset=utf-8") for name, data in files.items()
         }

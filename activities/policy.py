@@ -1,4 +1,4 @@
-"""The policy's turn: decide. Its answer is durable before anything acts on it."""
+"""decide: ask the policy. Its answer is committed before anything acts on it."""
 
 from activities.support import Activities, beating, implements, run_id, time_left
 from models.activities import DECIDE
@@ -21,10 +21,10 @@ class PolicyActivities:
 
     @implements(DECIDE)
     async def decide(self, request: DecideRequest) -> Decision:
-        """The stored answer of this step, or a new one: two racing tries agree on what was committed first."""
+        """Return the stored answer of this step, or ask for one: two racing tries agree on the one committed first."""
         ledger = self._services.ledger
-        known = await ledger.step(request.attempt, run_id(), request.step)
-        context, stored = known.context, known.call
+        so_far = await ledger.step(request.attempt, run_id(), request.step)
+        context, stored = so_far.context, so_far.call
         if stored is None:
             kind = context.contract.policy.kind
             artifacts, left = self._services.artifacts, time_left()
@@ -41,7 +41,7 @@ def _decision(stored: StoredCall) -> Decision:
         action_count=len(stored.actions),
         terminal_action=stored.terminal_action,
         policy_stop_reason=stored.policy_stop_reason,
-        # a context that cannot shrink is refused by the server, yet it is the policy's own ending (DESIGN §3)
+        # a context that cannot shrink is refused by the server, yet it is the policy's own ending and evaluated
         model_call_completed=stored.completed or stored.policy_stop_reason is not None,
         summary=stored.summary,
     )

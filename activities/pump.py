@@ -29,14 +29,14 @@ from rollbook.worker.services import Services
 from rollbook.worker.wakeup import wait_for
 
 IDLE_S = 0.5
-"""Longest pause between two looks at the ledger. An episode that ends in this process rings before."""
+"""Longest pause between two reads of the ledger; an episode that ends in this process ends the pause."""
 STARTS_AT_ONCE = 16
 STALE_QUEUED_S = 30.0
-"""A started episode that has not claimed for so long is started again; harmless when it is only waiting."""
+"""An episode that has not claimed after this time is started again, which is harmless if it is only waiting."""
 DESKTOPS_WAIT_S = 60.0
-"""How long the end of a batch waits for its last desktops; the Janitor finds what is left."""
+"""Longest wait of a finished batch for its last desktops; the Janitor removes those that remain."""
 CANCEL_WAIT_S = 240.0
-"""How long cancelled episodes may take to finalize and clean up before their rows are closed for them."""
+"""Longest wait for cancelled episodes to finalize and clean up, before their rows are closed for them."""
 
 
 class PumpActivities:
@@ -84,7 +84,8 @@ class PumpActivities:
             await ledger.mark_cancelling(batch_id, reason, request.launch_id)
             ends_at = time.monotonic() + CANCEL_WAIT_S
             while open_rows := await self._still_running(await ledger.in_flight(batch_id)):
-                await ledger.mark_cancelling(batch_id, reason, request.launch_id)  # still ours to cancel?
+                # refuses, should the batch have been launched again meanwhile
+                await ledger.mark_cancelling(batch_id, reason, request.launch_id)
                 note(f"{len(open_rows)} episodes are ending")
                 await self._each(open_rows, self._cancel)
                 if time.monotonic() >= ends_at:
@@ -95,7 +96,7 @@ class PumpActivities:
 
     @implements(SET_CONTROL)
     async def set_control(self, change: Control) -> None:
-        """Write a change of control; freezing and thawing are told to the running episodes."""
+        """Write a change of control; signal freezing and thawing to the running episodes."""
         ledger = self._services.ledger
         before = await ledger.batch_control(change.batch_id)
         await ledger.set_control(change)
@@ -116,8 +117,10 @@ class PumpActivities:
             await self._each([row.rollout_key for row in rows], self._freeze)
 
     async def _desktops_end(self, batch_id: str, state: str, ends_at: float) -> bool:
-        """Whether the end of the batch waits for its last desktops: who reads that it is complete may count on their
-        being gone. A whole batch waits from the moment it was found whole, however often the pump is called anew."""
+        """Return whether the end of the batch must wait for its last desktops, which are gone once it is complete.
+
+        A whole batch waits from the moment it became whole, however often the pump is called again.
+        """
         if state != "whole" and time.monotonic() >= ends_at:
             return False
         return await self._services.ledger.has_desktops(batch_id, DESKTOPS_WAIT_S)
@@ -144,7 +147,7 @@ class PumpActivities:
         )
 
     async def _still_running(self, keys: list[str]) -> list[str]:
-        """Rows in flight whose workflow lives; a row without one has nothing to wait for."""
+        """Rows in flight whose workflow runs; others have nothing to wait for."""
         return [key for key in keys if await self._alive(key)]
 
     async def _alive(self, key: str) -> bool:
@@ -174,7 +177,7 @@ class PumpActivities:
 
 
 async def _if_there(call: Awaitable[None]) -> None:
-    """A workflow that has ended, or was never there, needs no telling."""
+    """Await a call to a workflow; one that has ended or never existed is skipped."""
     try:
         await call
     except RPCError as error:

@@ -28,7 +28,7 @@ class SandboxActivities:
 
     @implements(START_SANDBOX)
     async def start_sandbox(self, attempt: AttemptRef) -> DesktopRef:
-        """Find this attempt's desktop or create it, and wait until it shows a screen."""
+        """Adopt or create the desktop of this attempt, and wait until it shows a screen."""
         services = self._services
         context = await services.ledger.attempt_context(attempt, run_id())
         provider = services.provider(context.contract.desktop.provider)
@@ -61,12 +61,12 @@ class SandboxActivities:
 
     @implements(RENEW_LEASE)
     async def renew_lease(self, attempt: AttemptRef) -> None:
-        """Keep a frozen episode's desktop from being reaped."""
+        """Renew the lease, so that the desktop of a frozen episode is not removed."""
         await self._services.ledger.sandbox_renew(attempt, run_id(), lease_s=self._services.settings.lease_s)
 
     @implements(STOP_SANDBOX)
     async def stop_sandbox(self, attempt: AttemptRef) -> None:
-        """Remove everything that carries this attempt's key. Not fenced: an old attempt may clean up its own."""
+        """Remove everything with this attempt's key. Not fenced: an old attempt may remove its own desktop."""
         services = self._services
         lease = await services.ledger.sandbox_of(attempt)
         if lease is None:
@@ -78,20 +78,20 @@ class SandboxActivities:
         services.wake_up.notify()
 
     async def _ours(self, attempt: AttemptRef) -> bool:
-        """Whether a start that failed may remove the desktop: not when the next try of this start has it or will.
+        """Return whether a failed start may remove the desktop: not when the next try of the start will adopt it.
 
-        What is left alone is not lost: the lease names it, the end of the attempt and the Janitor look there.
+        A desktop that remains is not lost: its lease names it for the end of the attempt and for the Janitor.
         """
         details = activity.cancellation_details()
         if details is not None and not details.cancel_requested:
             return False  # timed out, or its worker shuts down: Temporal tries again and adopts the desktop
         if not await is_current_try():
-            return False  # it stalled: the next try may be waiting for this very desktop, and the ledger not know yet
+            return False  # this try stalled: the next one may wait for the same desktop before the ledger has it
         lease = await self._services.ledger.sandbox_of(attempt)
         return lease is None or lease.state != "running"
 
     async def _remove_late(self, attempt: AttemptRef, desktop: DesktopRef) -> None:
-        """The attempt ended while its desktop started: nobody else will come for it."""
+        """Stop a desktop whose attempt ended while it started: no other step would stop it."""
         lease = await self._services.ledger.sandbox_of(attempt)
         if lease is not None and (lease.state == "stopped" or not lease.attempt_open):
             await self._services.provider(desktop.provider).stop(desktop.sandbox_id)

@@ -1,4 +1,4 @@
-"""What every activity needs: typed errors towards the workflow, and heartbeats while it works."""
+"""Support of all activities: typed errors for workflows, and heartbeats during work."""
 
 import asyncio
 import contextlib
@@ -52,12 +52,12 @@ TRIED_AGAIN: dict[type[RollbookError], bool] = {
     Fenced: False,
     BatchStopping: False,
     LedgerConflict: False,
-    InfraError: False,  # the attempt ends with its reason; whether another one is due is the episode's to say
+    InfraError: False,  # ends the attempt with its reason; the ledger decides whether another one is due
     CapacityBusy: True,
     ProviderUnavailable: True,
     RateLimited: True,
 }
-"""Whether Temporal tries an activity again after an error; a class that is not named goes with its nearest base.
+"""Classes of errors after which Temporal retries an activity; others follow their nearest base.
 
 Exceptions from outside the tree (a store that is down, a full disk, a cut connection) are always tried again.
 """
@@ -65,7 +65,7 @@ Exceptions from outside the tree (a store that is down, a full disk, a cut conne
 BEAT_S = 5.0
 """Longest pause between two heartbeats: a cancel reaches the activity with its next heartbeat."""
 FIRST_BEAT_S = 1.0
-"""An activity that ends sooner sends no heartbeat: each one is a request to the Temporal server, and a write there."""
+"""An activity that ends sooner sends no heartbeat: each one is a request to the server, and a write there."""
 
 
 def implements(
@@ -82,7 +82,7 @@ def implements(
 def reported(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
     """Turn exceptions of the tree into Temporal errors with a type that workflows understand.
 
-    An infrastructure error's type is its `reason`. Everything outside the tree stays as it is; see `TRIED_AGAIN`.
+    The type of an infrastructure error is its `reason`. Errors outside the tree are unchanged; see `TRIED_AGAIN`.
     """
 
     @functools.wraps(work)
@@ -98,16 +98,16 @@ def reported(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
 
 
 def _small(result: R) -> R:
-    """Histories carry references and small facts; anything larger is a mistake of ours (DESIGN §3)."""
+    """Refuse a large result: histories hold references and small facts, or they outgrow Temporal's limits."""
     if isinstance(result, BaseModel) and (size := len(result.model_dump_json())) > PAYLOAD_LIMIT_BYTES:
         raise ApplicationError(f"a result of {size} bytes does not belong in a history", non_retryable=True)
     return result
 
 
 def to_application_error(error: RollbookError) -> ApplicationError:
-    """The Temporal error for one of ours; see `reported`."""
+    """Convert an error of the tree to a Temporal error; see `reported`."""
     text = redact(f"{error}")[:4000]
-    if isinstance(error, CapacityBusy | RateLimited):  # asked to come again later: not a failure, so never an attempt
+    if isinstance(error, CapacityBusy | RateLimited):  # to be retried later: not a failure, and never another attempt
         return ApplicationError(
             text,
             type="CapacityBusy" if isinstance(error, CapacityBusy) else "RateLimited",
@@ -158,7 +158,7 @@ async def _beat(pause: float, notes: list[str]) -> None:
 
 
 def time_left() -> Callable[[], float]:
-    """Seconds until Temporal takes this try of the activity for lost, by the worker's clock."""
+    """Return a function: seconds until this try of the activity times out, by the worker's clock."""
     info, now = activity.info(), time.monotonic()
     limits = [math.inf]
     if info.start_to_close_timeout:
@@ -185,14 +185,14 @@ def workflow_id() -> str:
 
 
 async def is_current_try() -> bool:
-    """Whether Temporal still waits for this very try of the activity: one that stalled learns late that it timed out.
+    """Return whether Temporal still waits for this try of the activity, which may have stalled and timed out.
 
-    Raises RPCError when Temporal cannot be asked.
+    Raises RPCError when Temporal does not answer.
     """
     info = activity.info()
     handle = activity.client().get_workflow_handle(workflow_id(), run_id=run_id())
     pending = (await handle.describe()).raw_description.pending_activities
-    return any(one.activity_id == info.activity_id and one.attempt == info.attempt for one in pending)
+    return any(try_.activity_id == info.activity_id and try_.attempt == info.attempt for try_ in pending)
 
 
 Activities = list[Callable[..., Any]]

@@ -1,4 +1,4 @@
-"""Each error of an activity is retried, or ends with a type that workflows understand."""
+"""Each error of an activity: tried again, or an end with a type that workflows understand."""
 
 import importlib
 import pkgutil
@@ -72,7 +72,7 @@ def _tree(root: type[RollbookError]) -> Iterator[type[RollbookError]]:
 
 
 def _classes() -> dict[str, type[RollbookError]]:
-    """Every class of the tree, in all modules of the product."""
+    """Every class of the tree in the product, in all its modules."""
     for package in (rollbook, activities):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not re.search(r"__main__|\.guest\.|\.inside\.", module.name):
@@ -108,7 +108,7 @@ def test_an_evaluator_tells_whether_the_guest_failed(failed: bool, details: list
 
 
 def test_nobody_raises_an_infrastructure_error_without_saying_which() -> None:
-    """The plain class ends an attempt as `rollout_error` without retry, whatever the cause."""
+    """The plain class ends an attempt as `rollout_error` permanently, whatever the trouble was."""
     places = [
         f"{path.relative_to(PROJECT_ROOT)}: {line.strip()}"
         for package in ("rollbook", "activities")

@@ -1,4 +1,4 @@
-"""Details of an episode in the Temporal UI: Markdown that its renderer does not run together."""
+"""The display of an episode in the Temporal UI: Markdown that its renderer does not run together."""
 
 from models.episode import AttemptRef, DesktopRef, EpisodePlan, Observation
 from models.evidence import ArtifactRef

@@ -1,4 +1,4 @@
-"""The runtime admission decision and its invariants."""
+"""The runtime admission decision follows from the classification alone."""
 
 import pytest
 

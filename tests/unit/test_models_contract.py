@@ -1,4 +1,4 @@
-"""The agent contract: parity, overlays, legacy knobs, removed switches."""
+"""The contract and the agent contract: parity, overlays, legacy knobs, removed switches."""
 
 import json
 from typing import Any

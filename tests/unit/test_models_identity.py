@@ -69,7 +69,7 @@ HISTORY_POLICIES = [
 
 @pytest.mark.parametrize(("name", "params", "frozen"), HISTORY_POLICIES)
 def test_the_recipe_reproduces_upstreams_frozen_ids(name: str, params: dict[str, int], frozen: str) -> None:
-    """Ids that upstream published, by the recipe of docs/reference/upstream-contract.md."""
+    """Ids and recipe are upstream's, see docs/reference/upstream-contract.md."""
     config = {"schema_version": 1, "name": name, "params": params}
     assert short_id("osworld-history-policy", config) == f"osworld-history-policy-{frozen}"
 

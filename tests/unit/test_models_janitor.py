@@ -1,4 +1,4 @@
-"""Valid requests to the Janitor."""
+"""Requests to the Janitor."""
 
 from typing import Any
 

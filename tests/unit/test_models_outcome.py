@@ -1,4 +1,4 @@
-"""Facts, classification, reward and retries."""
+"""Facts, classification, reward and retries, as in docs/reference/upstream-contract.md."""
 
 import itertools
 import math
@@ -165,7 +165,7 @@ def legal_facts(draw: st.DrawFn) -> OutcomeFacts:
 
 @given(legal_facts())
 def test_invariants_hold_for_all_legal_facts(facts: OutcomeFacts) -> None:
-    """Invariants of docs/reference/upstream-contract.md over all combinations of facts."""
+    """The invariants between termination reason, eligibility and facts."""
     found = classify(facts)
     if found.runtime_eligible:
         assert facts.evaluation_completed
@@ -263,7 +263,7 @@ def test_the_vocabulary_is_frozen() -> None:
     assert VALID == "valid_evaluated_outcome"
 
 
-# precedence, from the strongest
+# the order of reasons, from the strongest
 UPSTREAM_ORDER = [
     Infra.TIMEOUT,
     Infra.MODEL_TIMEOUT,
@@ -297,7 +297,7 @@ def test_the_order_in_which_things_failed_does_not_matter(reasons: list[Infra]) 
     assert first_reason(reasons) in reasons
 
 
-# endings that earn a new attempt, one by one
+# the rules for a new attempt, one by one
 YES = {
     Infra.SANDBOX_START_FAILED,
     Infra.SANDBOX_LOST,

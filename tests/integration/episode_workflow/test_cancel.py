@@ -44,7 +44,7 @@ async def test_a_cancel_ends_the_episode_wherever_it_is(
     await gate.entered.wait()
     await handle.cancel()
     if activity == names.CLAIM:
-        gate.opened.set()  # a claim is never cut short: its effect in the ledger would be unknown
+        gate.opened.set()  # a claim is never cut short: its effect on the ledger would be unknown
     await ends_cancelled(handle)
     assert fakes.outcome.facts.infrastructure_failure_reason is Infra.CANCELLED
     assert fakes.count(names.FINALIZE) == fakes.count(names.STOP_SANDBOX) == fakes.count(names.CLAIM) == 1

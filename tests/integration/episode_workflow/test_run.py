@@ -150,7 +150,7 @@ async def test_a_run_that_was_overtaken_cleans_up_and_says_nothing(
 async def test_a_run_whose_attempt_is_anothers_claims_one_of_its_own(
     env: WorkflowEnvironment, fakes: FakeActivities, activity: str, resets: int
 ) -> None:
-    """The history after `temporal workflow reset`: it holds the claims of runs that are gone."""
+    """A history after `temporal workflow reset`: it holds the claims of runs that are gone."""
 
     async def claim(request: ClaimRequest) -> Claimed:
         claimed = fakes.claimed(request.n)
