@@ -38,7 +38,7 @@ lint: python ## ruff, mypy and the wording check
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
-	@.venv/bin/python scripts/check_wording.py --report | tail -1
+	@.venv/bin/python scripts/check_wording.py
 
 format: python ## format the code
 	@.venv/bin/ruff check --fix .

@@ -30,7 +30,7 @@ Victim = Literal["worker", "temporal", "postgres"]
 STEPS = 6
 COUNT_FILE = "/home/user/count.txt"
 DOWN_S = 1.0
-"""How long a killed server stays down."""
+"""Time that a killed server stays down."""
 LOST = (DBAPIError, RPCError, OSError, TimeoutError)
 """Errors of a client while a server is down."""
 
