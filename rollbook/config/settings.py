@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 from functools import lru_cache
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,6 +88,8 @@ class Settings(EvaluatorSettings):
     """Debian mirror for building the desktop image (a URL). Unset: the one in this machine's own apt sources."""
     max_desktops: int = Field(default_factory=default_max_desktops, ge=1, le=10_000)
     """Number of desktops that may run at once on this machine."""
+    docker_subnets: IPv4Network = IPv4Network("198.18.0.0/15")
+    """IPv4 range from which each Docker desktop gets a network of its own (8 addresses each)."""
     ready_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds a desktop may take from its creation to its first screenshot."""
     cleanup_timeout_s: float = Field(default=120.0, gt=0)

@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
+from ipaddress import IPv4Network
 from typing import Any
 
 import docker
@@ -15,6 +16,7 @@ import pytest
 from rollbook.desktop.client import GuestClient
 from rollbook.errors import CapacityBusy, InvalidInput, ProviderUnavailable, SandboxLost, SandboxStartFailed
 from rollbook.guest.http import GUEST_PORT
+from rollbook.sandboxes.docker.network import DEFAULT_SUBNETS, create_network
 from rollbook.sandboxes.docker.provider import DockerProvider
 from rollbook.sandboxes.docker.spec import container_arguments, container_name
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, LABEL_KEY, SandboxSpec, SandboxStatus
@@ -207,49 +209,39 @@ async def test_an_image_is_found_or_it_is_said_why_not(
         assert await provider.find_image(typo), typo
 
 
-async def test_networks_are_removed_when_the_last_desktop_is_gone(
-    spec: MakeSpec, deployment_id: str, image_that: Callable[[str], str], docker_client: docker.DockerClient
+async def test_a_desktop_takes_its_network_along(
+    spec: MakeSpec, deployment_id: str, docker_client: docker.DockerClient
 ) -> None:
     """A deployment of its own, or another test's desktops would be in the way."""
     own = f"{deployment_id}-networks"
     provider = DockerProvider(own, max_desktops=8, quiet_s=0.1)
     label = {"label": f"{LABEL_DEPLOYMENT}={own}"}
-    wanted = spec(deployment=own)
-    handle = await provider.create(wanted)
-    await provider.tidy()
-    assert len(docker_client.networks.list(filters=label)) == 1, "it is in use"
-    await provider.remove_networks()
-    assert len(docker_client.networks.list(filters=label)) == 1, "the engine does not give it away"
-    await provider.stop(handle.sandbox_id)
-    await provider.tidy()
+    first, second = spec(deployment=own), spec(deployment=own)
+    handles = [await provider.create(first), await provider.create(second)]
+    assert len(docker_client.networks.list(filters=label)) == 2, "each desktop has a network of its own"
+    assert await provider.remove_networks() == 0, "both are in use"
+    await provider.stop(handles[0].sandbox_id)
+    assert len(docker_client.networks.list(filters=label)) == 1
+    docker_client.containers.get(handles[1].sandbox_id).remove(force=True)
+    assert not (await provider.create(second)).adopted, "a start whose network is left over creates another"
+    assert await provider.stop_key(second.key) == 1
     assert docker_client.networks.list(filters=label) == []
-    again = await provider.create(wanted)
-    docker_client.containers.get(again.sandbox_id).remove(force=True)
-    other = DockerProvider(own, max_desktops=8, quiet_s=0.1)
-    await other.tidy()
-    assert not (await provider.create(wanted)).adopted, "a start that knew the old network makes another"
-    await provider.stop_key(wanted.key)
-    await provider.remove_networks()
-    assert docker_client.networks.list(filters=label) == []
-    await other.close()
+    create_network(docker_client, first, DEFAULT_SUBNETS)
+    assert await provider.tidy() == 1, "its desktop was never created"
     await provider.close()
 
 
-async def test_a_host_without_room_for_a_network_says_so(
-    provider: DockerProvider, monkeypatch: pytest.MonkeyPatch
+async def test_a_range_without_a_free_subnet_names_the_setting(
+    spec: MakeSpec, deployment_id: str, docker_client: docker.DockerClient
 ) -> None:
-    """The engine's own words of two versions; filling its ranges for real would stop everybody else's desktops."""
-    for words in (
-        "could not find an available, non-overlapping IPv4 address pool among the defaults to assign to the network",
-        "all predefined address pools have been fully subnetted",
-    ):
-
-        def refuse(*_: Any, words: str = words) -> str:
-            raise docker.errors.APIError("500 Server Error", explanation=words)
-
-        monkeypatch.setattr("rollbook.sandboxes.docker.engine._network", refuse)
-        with pytest.raises(SandboxStartFailed, match="docker network prune"):
-            await provider._engine.network(provider.deployment, "none")
+    full = IPv4Network("198.18.255.248/29")
+    own = f"{deployment_id}-full"
+    provider = DockerProvider(own, max_desktops=8, quiet_s=0.1, subnets=full)
+    create_network(docker_client, spec(deployment=own), full)
+    with pytest.raises(SandboxStartFailed, match="ROLLBOOK_DOCKER_SUBNETS"):
+        await provider.create(spec(deployment=own))
+    assert await provider.tidy() == 1
+    await provider.close()
 
 
 async def test_a_failing_cleanup_does_not_replace_the_error(

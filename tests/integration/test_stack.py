@@ -21,7 +21,8 @@ from temporalio.client import Client
 from rollbook.config.connections import ledger_url, temporal_connect_config
 from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError
-from rollbook.sandboxes.docker.engine import network_arguments
+from rollbook.sandboxes.docker.network import DEFAULT_SUBNETS, create_network
+from rollbook.sandboxes.provider import SandboxSpec
 from rollbook.stack.children import StackError
 from rollbook.stack.lifecycle import down, logs, ps, up
 from rollbook.stack.processes import ProcessRef, free_port, marked_processes
@@ -274,9 +275,9 @@ async def test_down_removes_the_desktops_and_networks_of_this_deployment_only(
 
 
 def _network(client: docker.DockerClient, deployment_id: str) -> str:
-    """A bridge as a desktop's start makes it."""
-    labels = {DEPLOYMENT_LABEL: deployment_id, "rollbook.egress": "none"}
-    return str(client.networks.create(**network_arguments(deployment_id, "none", labels)).name)
+    """The network of a desktop whose container was never created."""
+    spec = SandboxSpec(deployment=deployment_id, rollout="b/os/t/0", attempt=1, image="none", vnc_port=8006)
+    return str(client.networks.get(create_network(client, spec, DEFAULT_SUBNETS)).name)
 
 
 async def test_down_without_an_answer_of_the_engine_is_no_success(

@@ -17,7 +17,7 @@ from docker.models.containers import Container
 from docker.models.networks import Network
 from psycopg import sql
 
-from rollbook.sandboxes.docker.engine import remove_networks
+from rollbook.sandboxes.docker.network import remove_networks
 from rollbook.stack.postgres import PostgresServer
 from rollbook.stack.processes import free_port
 from rollbook.stack.servers import TemporalServer
@@ -103,4 +103,4 @@ def remove_deployment(client: docker.DockerClient, deployment_id: str) -> None:
     for container in containers_of(client, deployment_id):
         with suppress(NotFound):
             container.remove(force=True, v=True)
-    remove_networks(client, deployment_id)
+    remove_networks(client, {DEPLOYMENT_LABEL: deployment_id})

@@ -1,12 +1,13 @@
 """The rules of the provider protocol that need no provider."""
 
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from rollbook.sandboxes.docker.engine import network_arguments
+from rollbook.sandboxes.docker.network import network_arguments, packet_rules
 from rollbook.sandboxes.docker.spec import (
     container_arguments,
     container_name,
@@ -69,6 +70,8 @@ def test_the_host_is_guarded() -> None:
     )
     assert host["port_bindings"] == {f"{port}/tcp": ("127.0.0.1", None) for port in (5000, 9222, 8080, 8006)}
     assert host["security_opt"] == ["no-new-privileges"]
+    assert host["cap_drop"] == ["ALL"]
+    assert not {"NET_RAW", "NET_ADMIN", "SYS_ADMIN", "MKNOD"} & set(host["cap_add"])
     assert host["nano_cpus"] == 2_000_000_000, "a host with two cores cannot give eight"
     assert host["mem_limit"] == host["memswap_limit"] == 1024**3
     assert (host["pids_limit"], host["shm_size"]) == (100, 64 * 1024**2)
@@ -76,11 +79,29 @@ def test_the_host_is_guarded() -> None:
     assert "dns" not in host_arguments(spec(egress="open"), "net", "127.0.0.1", 2)
 
 
-def test_only_open_egress_is_masqueraded() -> None:
+def test_only_open_egress_leads_anywhere() -> None:
+    subnet = IPv4Network("198.18.0.8/29")
+    closed, opened = (network_arguments(spec(egress=egress), subnet) for egress in ("none", "open"))
     option = "com.docker.network.bridge.enable_ip_masquerade"
-    assert network_arguments("d", "none", {})["options"][option] == "false"
-    assert network_arguments("d", "open", {})["options"][option] == "true"
-    assert network_arguments("d", "none", {})["name"] != network_arguments("d", "open", {})["name"]
+    assert (closed["options"][option], opened["options"][option]) == ("false", "true")
+    (pool,) = closed["ipam"]["Config"]
+    assert pool["Gateway"] == "198.18.0.9"
+    assert pool["AuxiliaryAddresses"] == {"DefaultGatewayIPv4": "198.18.0.14"}
+    assert not opened["ipam"]["Config"][0]["AuxiliaryAddresses"]
+    assert closed["name"] != network_arguments(spec(), subnet)["name"], "two networks of one name start nothing"
+
+
+def test_packet_rules_let_in_the_engine_and_out_what_egress_allows() -> None:
+    closed, opened = (packet_rules("198.18.0.9", egress).splitlines() for egress in ("none", "open"))
+    for rules in (closed, opened):
+        assert {":INPUT DROP [0:0]", ":OUTPUT DROP [0:0]", "-A INPUT -s 198.18.0.9 -j ACCEPT"} <= set(rules)
+    assert [rule for rule in closed if rule.startswith("-A OUTPUT")] == [
+        "-A OUTPUT -o lo -j ACCEPT",
+        "-A OUTPUT -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
+    ]
+    last = opened.index("-A OUTPUT -j ACCEPT")
+    for subnet in ("10.0.0.0/8", "169.254.0.0/16", "198.18.0.0/15"):
+        assert opened.index(f"-A OUTPUT -d {subnet} -j DROP") < last
 
 
 @pytest.mark.parametrize(

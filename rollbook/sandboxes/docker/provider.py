@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from ipaddress import IPv4Network
 from typing import Any
 
 from docker.errors import APIError
@@ -20,6 +21,13 @@ from rollbook.guest.http import GUEST_PORT, Endpoint, OnProgress, wait_ready
 from rollbook.sandboxes.docker.checks import check_docker_disk, check_engine, check_image
 from rollbook.sandboxes.docker.engine import ContainerGone, Engine, ImageMissing, NameTaken, NetworkGone, explain
 from rollbook.sandboxes.docker.image import image_tag
+from rollbook.sandboxes.docker.network import (
+    DEFAULT_SUBNETS,
+    create_network,
+    remove_helpers,
+    remove_networks,
+    set_rules,
+)
 from rollbook.sandboxes.docker.spec import (
     Capacity,
     FailedStarts,
@@ -55,6 +63,8 @@ Rows = list[dict[str, Any]]
 ADOPTION_TRIES = 5
 POLL_S = 0.05
 IMAGE_POLL_S = 2.0
+ABANDONED_NETWORK_S = 600.0
+"""Older than any start between the creation of its network and that of its container."""
 
 
 class DockerProvider(SandboxProvider):
@@ -75,6 +85,7 @@ class DockerProvider(SandboxProvider):
         api_timeout_s: float = 60.0,
         quiet_s: float = 2.0,
         image_wait_s: float = 60.0,
+        subnets: IPv4Network = DEFAULT_SUBNETS,
     ) -> None:
         self.deployment = deployment
         self._engine = Engine(base_url, api_timeout_s)
@@ -82,7 +93,7 @@ class DockerProvider(SandboxProvider):
         self._publish_ip = publish_ip
         self._quiet_s = quiet_s
         self._image_wait_s = image_wait_s
-        self._networks: dict[str, str] = {}
+        self._subnets = subnets
         self._failed_starts = FailedStarts(self.stop_key)
 
     async def create(
@@ -94,7 +105,8 @@ class DockerProvider(SandboxProvider):
         try:
             return await self._create(spec, on_progress)
         except CapacityBusy:
-            raise  # nothing was left behind
+            await self._remove_networks(spec.key)  # the container was removed by then, or never created
+            raise
         except APIError as error:
             await self._failed_starts.clean_up(spec, error, is_owner)
             raise SandboxStartFailed(f"the Docker engine refused: {explain(error)}") from error
@@ -106,6 +118,10 @@ class DockerProvider(SandboxProvider):
         on_progress("looking for the desktop")
         container_id, adopted = await self._adopt_or_create(spec, on_progress)
         details = await self._alive(container_id)
+        # The guest boots meanwhile. No task runs in it yet, so nothing can leave before the rules are in force.
+        refusal = await self._engine.run(lambda client: set_rules(client, details, spec.egress))
+        if refusal is not None:
+            log.warning("desktop %s: its packet rules cannot be set, isolation is partial: %s", spec.key, refusal)
         await wait_ready(
             self._endpoint_of(details, GUEST_PORT),
             spec.screen,
@@ -122,6 +138,7 @@ class DockerProvider(SandboxProvider):
             adopted=adopted,
             image_digest=details["Image"],
             vnc_port=spec.vnc_port,
+            isolation="full" if refusal is None else "partial",
         )
 
     async def _adopt_or_create(self, spec: SandboxSpec, on_progress: OnProgress) -> tuple[str, bool]:
@@ -167,8 +184,7 @@ class DockerProvider(SandboxProvider):
     async def _make(self, spec: SandboxSpec, on_progress: OnProgress) -> str:
         await self._capacity.check()
         on_progress("creating the desktop")
-        network = self._networks.get(spec.egress) or await self._engine.network(self.deployment, spec.egress)
-        self._networks[spec.egress] = network
+        network = await self._engine.run(lambda client: create_network(client, spec, self._subnets))
         host = host_arguments(spec, network, self._publish_ip, await self._engine.cpus())
         call = self._engine.create(container_arguments(spec, datetime.now(UTC)), host)
         container_id = await asyncio.shield(self._failed_starts.remember(spec.key, call))
@@ -180,9 +196,8 @@ class DockerProvider(SandboxProvider):
         try:
             await self._engine.start(container_id)
         except NetworkGone:
-            self._networks.clear()
             await self._engine.remove(container_id)
-            log.info("desktop %s: its network was removed, it is made again", container_id[:12])
+            log.info("desktop %s: its network was removed, both are created again", container_id[:12])
             raise
 
     async def status(self, sandbox_id: str) -> SandboxStatus:
@@ -212,14 +227,17 @@ class DockerProvider(SandboxProvider):
 
     async def stop(self, sandbox_id: str) -> None:
         """See `SandboxProvider.stop`. Refuses a container of another deployment."""
-        deadline = time.monotonic() + 60.0
+        deadline, key = time.monotonic() + 60.0, None
         with _no_proof("stop"):
             while (details := await self._engine.inspect(sandbox_id)) is not None:
                 self._must_be_ours(details)
+                key = details["Config"]["Labels"].get(LABEL_KEY)
                 if time.monotonic() > deadline:
                     raise ProviderUnavailable(f"desktop {sandbox_id[:12]} could not be removed within 60 s")
                 await self._engine.remove(details["Id"])
                 await asyncio.sleep(POLL_S)
+        if key:
+            await self._remove_networks(key)
 
     def _must_be_ours(self, details: Mapping[str, Any]) -> None:
         owner = (details["Config"].get("Labels") or {}).get(LABEL_DEPLOYMENT)
@@ -238,6 +256,7 @@ class DockerProvider(SandboxProvider):
             if rows:
                 quiet_since = time.monotonic()
             elif time.monotonic() - quiet_since >= self._quiet_s:
+                await self._remove_networks(key)  # also those of creations that were cut short
                 return len(removed)
             await asyncio.sleep(min(POLL_S, self._quiet_s))
 
@@ -254,21 +273,29 @@ class DockerProvider(SandboxProvider):
         return problem and f"is not on the Docker host and could not be pulled ({problem})"
 
     async def tidy(self) -> int:
-        """See `SandboxProvider.tidy`: the bridges, which are few on a host. A start that loses one creates another."""
+        """See `SandboxProvider.tidy`: networks whose desktop was never created, or was removed by another program.
+
+        A start that loses its network retries.
+        """
         with _no_proof("networks"):
-            if await self._engine.rows({LABEL_DEPLOYMENT: self.deployment}):
-                return 0
-            return await self.remove_networks()
+            idle = not await self._engine.rows({LABEL_DEPLOYMENT: self.deployment})
+            return await self.remove_networks(0 if idle else ABANDONED_NETWORK_S)
 
     async def close(self) -> None:
         """See `SandboxProvider.close`; cleanups under way are waited for."""
         await self._failed_starts.close()
         await self._engine.close()
 
-    async def remove_networks(self) -> int:
-        """Remove the deployment's bridges, those in use excepted; returns how many."""
-        self._networks.clear()
-        return await self._engine.remove_networks(self.deployment)
+    async def remove_networks(self, older_than_s: float = 0) -> int:
+        """Remove every network of the deployment that is not in use; returns how many."""
+        labels = {LABEL_DEPLOYMENT: self.deployment}
+        await self._engine.run(lambda client: remove_helpers(client, self.deployment))
+        return await self._engine.run(lambda client: remove_networks(client, labels, older_than_s))
+
+    async def _remove_networks(self, key: str) -> None:
+        labels = {LABEL_DEPLOYMENT: self.deployment, LABEL_KEY: key}
+        with _no_proof("networks"):
+            await self._engine.run(lambda client: remove_networks(client, labels))
 
     async def _rows_of(self, key: str) -> Rows:
         with _no_proof("list"):
@@ -305,7 +332,10 @@ def _default_image(settings: Settings, variant: str) -> DefaultImage:
 KIND = ProviderKind(
     name=DockerProvider.name,
     open=lambda settings, timeout_s: DockerProvider(
-        settings.deployment_id, max_desktops=settings.max_desktops, api_timeout_s=timeout_s
+        settings.deployment_id,
+        max_desktops=settings.max_desktops,
+        api_timeout_s=timeout_s,
+        subnets=settings.docker_subnets,
     ),
     default_image=_default_image,
     default_image_source="ROLLBOOK_DESKTOP_IMAGE, or the image of `make setup`",

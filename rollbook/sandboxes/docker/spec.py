@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rollbook.errors import CapacityBusy
-from rollbook.sandboxes.docker.engine import Engine, explain
+from rollbook.sandboxes.docker.engine import Engine, explain, parse_time
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, LABEL_KEY, IsOwner, SandboxInfo, SandboxSpec, SandboxStatus
 
 NOWHERE_DNS = "127.0.0.1"
@@ -17,6 +17,10 @@ look-up takes as long as the guest waits for it: 20 s (measured) unless the opti
 
 LOG_LIMIT = {"type": "json-file", "config": {"max-size": "2m", "max-file": "1"}}
 """A guest may print without end; its log must not fill the host's disk."""
+
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
+"""Root in the guest administers files, processes and accounts, as a task may ask. It has no raw sockets and does not
+configure the network: no packet of a desktop can pass for another one's."""
 
 _STATUS = {
     "created": SandboxStatus.STARTING,
@@ -42,6 +46,8 @@ def host_arguments(spec: SandboxSpec, network_id: str, publish_ip: str, host_cpu
         "network_mode": network_id,
         "port_bindings": {f"{port}/tcp": (publish_ip, None) for port in spec.ports},
         "security_opt": ["no-new-privileges"],
+        "cap_drop": ["ALL"],
+        "cap_add": list(CAPABILITIES),
         "mem_limit": memory,
         "memswap_limit": memory,
         "nano_cpus": math.floor(min(limits.cpus, host_cpus) * 1e9),
@@ -87,8 +93,8 @@ def info_of(row: Mapping[str, Any]) -> SandboxInfo:
 
 
 def created_at(details: Mapping[str, Any]) -> datetime:
-    """Creation time of an inspected container (Docker writes nanoseconds, Python reads microseconds)."""
-    return datetime.fromisoformat(details["Created"].replace("Z", "")[:26]).replace(tzinfo=UTC)
+    """Creation time of an inspected container."""
+    return parse_time(details["Created"])
 
 
 def declared_ports(details: Mapping[str, Any]) -> set[int]:
