@@ -179,9 +179,7 @@ class Engine:
 
 def parse_time(text: str) -> datetime:
     """A time as the engine writes it: nanoseconds, of which Python reads microseconds; UTC or with a zone."""
-    seconds, _, rest = text.partition(".")
-    zone = re.sub(r"^\d*", "", rest).replace("Z", "+00:00") or "+00:00"
-    return datetime.fromisoformat(f"{seconds.removesuffix('Z')}{zone}")
+    return datetime.fromisoformat(re.sub(r"(\.\d{1,6})\d*", r"\1", text).replace("Z", "+00:00"))
 
 
 def explain(error: BaseException) -> str:

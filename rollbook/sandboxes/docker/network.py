@@ -28,7 +28,7 @@ SUBNET_BITS = 29
 SUBNET_TRIES = 64
 
 HELPER_LABEL = "rollbook.helper"
-"""Label of the short container that sets the rules. It is no desktop, so it carries none of a desktop's labels."""
+"""Label of the short container that sets the rules. It is not a desktop, so it carries none of a desktop's labels."""
 
 NOT_PUBLIC = (
     *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
@@ -40,7 +40,7 @@ NOT_PUBLIC = (
 def network_arguments(spec: SandboxSpec, subnet: IPv4Network) -> dict[str, Any]:
     """Arguments of `create_network` for one desktop.
 
-    Without egress the default route leads to an address that nobody has, and nothing is masqueraded: also where the
+    Without egress the default route leads to an unused address, and nothing is masqueraded: also where the
     packet rules cannot be set, nothing leaves. Not an `internal` network: those publish no ports on Docker 20.10.
     """
     gateway, *_, unused = subnet.hosts()
