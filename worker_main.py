@@ -34,13 +34,13 @@ from rollbook.errors import RollbookError
 from rollbook.temporal.plugin import RollbookPlugin
 from rollbook.temporal.schedules import ensure_janitor
 from rollbook.temporal.search_attributes import ensure_search_attributes
+from rollbook.worker import Role
 from rollbook.worker.connect import connect_temporal, open_services
 from rollbook.worker.services import Services
 from workflows.batch import BenchmarkBatch
 from workflows.episode import Episode
 from workflows.janitor import Janitor
 
-ROLES = ("orchestrate", "desktop", "osworld", "all")
 WORKFLOWS: tuple[type, ...] = (BenchmarkBatch, Episode, Janitor)
 
 log = logging.getLogger("rollbook.worker")
@@ -133,7 +133,7 @@ def _activity_of(record: logging.LogRecord) -> str:
 def main() -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--role", choices=ROLES, default="all")
+    parser.add_argument("--role", choices=[role.value for role in Role], default=Role.ALL.value)
     role = parser.parse_args().role
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     redaction.install()

@@ -13,6 +13,7 @@ from rollbook.cli.connections import settings
 from rollbook.cli.out import print_fields, print_json, print_table, say
 from rollbook.config.connections import ledger_url
 from rollbook.errors import ConfigError
+from rollbook.worker import Role
 
 if TYPE_CHECKING:
     from rollbook.stack.lifecycle import StackReport
@@ -148,15 +149,6 @@ def bench(context: typer.Context) -> None:
         raise ConfigError(f"{PROJECT_ROOT / 'bench'} is missing: run this from a checkout")
     os.chdir(PROJECT_ROOT)
     os.execv(sys.executable, [sys.executable, "-m", "bench", *context.args])
-
-
-class Role(StrEnum):
-    """Which task queues a worker polls."""
-
-    ORCHESTRATE = "orchestrate"
-    DESKTOP = "desktop"
-    OSWORLD = "osworld"
-    ALL = "all"
 
 
 def worker(role: Annotated[Role, typer.Option(help="Which task queues to poll.")] = Role.ALL) -> None:
