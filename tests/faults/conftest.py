@@ -14,7 +14,7 @@ TASKS = [
     counting_task("plain"),
     counting_task("slow-postconfig", slow_postconfig_s=6),
     counting_task("slow-evaluation", slow_evaluation_s=8),
-    *(counting_task(f"count-{number}") for number in range(6)),
+    *(counting_task(f"count-{number}") for number in range(4)),
 ]
 
 
