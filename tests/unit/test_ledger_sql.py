@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollbook.ledger.sql import SQL, statements
-from rollbook.ledger.tables.attempts import EARNS_MORE, ELIGIBLE, REWARD, TERMINATION
+from rollbook.ledger.tables import EARNS_MORE, ELIGIBLE, REWARD, TERMINATION
 
 MODULES = sorted(path.stem for path in SQL.glob("*.sql") if (SQL.parent / f"{path.stem}.py").exists())
 

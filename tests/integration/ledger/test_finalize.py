@@ -10,7 +10,7 @@ from models.batch import Control
 from models.outcome import POLICY_STOPS, Infra, OutcomeFacts, classify
 from rollbook.errors import Fenced, LedgerConflict
 from rollbook.ledger import Ledger
-from rollbook.ledger.tables.attempts import ELIGIBLE, TERMINATION
+from rollbook.ledger.tables import ELIGIBLE, TERMINATION
 from tests.support.ledger import Kit, rows
 
 

@@ -10,7 +10,7 @@ from models.admission import LEGACY_POLICY, POLICIES, RECONCILED_POLICY, RUNTIME
 from models.outcome import Infra
 from rollbook.ledger import Ledger, ModelCall
 from rollbook.ledger.sql import SQL, statements
-from rollbook.ledger.tables.evidence import FAILURE_KINDS
+from rollbook.ledger.tables import FAILURE_KINDS
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT
 from rollbook.policies.protocols.base import STOP_REASONS
 from tests.support.hostile import BY_EPISODE, HONEST, OUTCOME, admission, attack, ending
