@@ -35,8 +35,7 @@ from rollbook.temporal.plugin import RollbookPlugin
 from rollbook.temporal.schedules import ensure_janitor
 from rollbook.temporal.search_attributes import ensure_search_attributes
 from rollbook.worker import Role
-from rollbook.worker.connect import connect_temporal, open_services
-from rollbook.worker.services import Services
+from rollbook.worker.services import Services, connect_temporal, open_services
 from workflows.batch import BenchmarkBatch
 from workflows.episode import Episode
 from workflows.janitor import Janitor

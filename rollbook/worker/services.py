@@ -4,17 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from temporalio.client import Client, Plugin
+
 from models.episode import DesktopRequest
 from rollbook.artifacts import ArtifactStore
+from rollbook.config.connections import artifact_base_url, ledger_url, temporal_connect_config
 from rollbook.config.settings import Settings
 from rollbook.desktop.driver import Driver
 from rollbook.errors import ConfigError
 from rollbook.ledger import Ledger
-from rollbook.osworld.environment import EvaluatorEnv
+from rollbook.osworld.environment import EvaluatorEnv, ensure_environment
 from rollbook.policies.client import ModelClients
 from rollbook.policies.scripted import Scripts
+from rollbook.redaction import register_settings
 from rollbook.sandboxes.provider import SandboxProvider
-from rollbook.sandboxes.registry import provider_kind, provider_names
+from rollbook.sandboxes.registry import open_enabled, provider_kind, provider_names
 from rollbook.worker.wakeup import WakeUp
 
 
@@ -55,3 +59,30 @@ class Services:
             await provider.close()
         await self.models.close()
         await self.ledger.aclose()
+
+
+# Opens what settings describe: Temporal, the ledger, the artifact store, providers, the evaluator.
+
+
+async def connect_temporal(settings: Settings, plugin: Plugin) -> Client:
+    """A Temporal client; where the server is comes from `TEMPORAL_*`, a profile, or the local stack."""
+    return await Client.connect(**temporal_connect_config(settings), plugins=[plugin])
+
+
+async def open_services(settings: Settings, role: str = "all") -> Services:
+    """Everything that activities of `role` need; raises ConfigError that names what is missing."""
+    register_settings(settings)
+    return Services(
+        settings=settings,
+        ledger=Ledger.connect(ledger_url(settings), pool_size=settings.ledger_connections),
+        artifacts=ArtifactStore.open(settings.artifacts),
+        providers=open_enabled(settings),
+        evaluator=await _evaluator(role),
+        artifact_base_url=artifact_base_url(settings) or "",
+        models=ModelClients.from_settings(settings),
+    )
+
+
+async def _evaluator(role: str) -> EvaluatorEnv | None:
+    """Setup and scoring need it; registration needs to know its revision, which is part of the contract."""
+    return None if role == "desktop" else await ensure_environment(log=lambda line: None)

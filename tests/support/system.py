@@ -26,8 +26,7 @@ from rollbook.ledger.migrate import upgrade
 from rollbook.osworld.tasksets import read_task_set
 from rollbook.policies.scripted import read_script
 from rollbook.temporal.plugin import RollbookPlugin
-from rollbook.worker.connect import open_services
-from rollbook.worker.services import Services
+from rollbook.worker.services import Services, open_services
 
 NULL_DESKTOP = {"provider": "null"}
 NO_PAUSES = {"after_setup_s": 0, "after_action_s": 0, "before_evaluation_s": 0}
