@@ -8,8 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollbook.artifacts import ArtifactStore
-from rollbook.artifacts.store import object_path
+from rollbook.artifacts import ArtifactStore, object_path
 from rollbook.errors import ArtifactError, ConfigError
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))

@@ -9,7 +9,7 @@ import pytest
 
 from models.admission import AdmissionDecision
 from models.gym_results import read_row
-from rollbook.artifacts.store import ArtifactStore
+from rollbook.artifacts import ArtifactStore
 from rollbook.cli import main
 from rollbook.cli.command import read_json_lines
 from rollbook.errors import InvalidInput, SpecConflict
