@@ -8,21 +8,314 @@ docs/reference/training-export.md describes the rows: one per model call.
 """
 
 import hashlib
+import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from models.contract import Contract
 from models.identity import canonical_json
-from rollbook.errors import InvalidInput
+from rollbook.errors import ConfigError, InvalidInput
 from rollbook.evidence.exact import Assigned, assign_segments
 from rollbook.evidence.load import Artifacts, AttemptEvidence, CallEvidence, load_calls, require_played
 from rollbook.export.files import FileSet, line, parent_of, write_whole
-from rollbook.export.parquet import CALL_COLUMNS, LAYOUT, SCHEMA, parquet_of, require_pyarrow
 from rollbook.ledger import Ledger
 from rollbook.ledger.reader import Reader, Row
+
+# The training export as Parquet: its typed columns, and rows as Parquet bytes, a row group at a time.
+#
+# `docs/reference/training-export.md` says what the columns mean. A row is refused unless every member has its column and
+# its type, so a file holds all that JSON Lines would hold. pyarrow comes with the extra `export`; it is needed to write
+# the file, not to know its columns.
+#
+# Equal rows give equal bytes as long as pyarrow is the same: nothing in the file depends on when or where it was written,
+# but the version of the library is in it.
+
+
+SCHEMA = "rollbook-training-v2"
+"""Version of the rows, in either format."""
+
+LAYOUT = "rollbook-training-parquet-v2"
+"""Version of these columns; another one when a column comes, goes or changes its type."""
+
+Kind = str | list[Any] | dict[str, Any]
+"""`text`, `int`, `float`, `bool`, or `json` (any value, as canonical JSON text); `[kind]` is a list, `{…}` a struct."""
+
+_ADMISSION: Kind = {"admitted": "bool", "reason": "text", "policy_id": "text"}
+
+CALL_COLUMNS: dict[str, Kind] = {
+    "step": "int",
+    "parse_attempt": "int",
+    "policy_kind": "text",
+    "completed": "bool",
+    "accepted": "bool",
+    "actions": ["text"],
+    "terminal_action": "text",
+    "policy_stop_reason": "text",
+    "parse_error": "text",
+    "failure_kind": "text",
+    "finish_reason": "text",
+    "model_name": "text",
+    "model_version": "text",
+    "prompt_tokens": "int",
+    "completion_tokens": "int",
+    "latency_s": "float",
+}
+"""Columns of a model call that are exported as the ledger holds them."""
+
+COLUMNS: dict[str, Kind] = {
+    "schema": "text",
+    "batch_id": "text",
+    "contract_digest": "text",
+    "agent_contract_id": "text",
+    "rollout_purpose": "text",
+    "policy": "text",
+    "rollout_key": "text",
+    "domain": "text",
+    "task_id": "text",
+    "task_digest": "text",
+    "sample": "int",
+    "identity": {
+        "schema_version": "int",
+        "rollout_id": "text",
+        "group_id": "text",
+        "task_id": "text",
+        "rollout_index": "int",
+        "attempt_index": "int",
+        "sampling_event_id": "text",
+        "source_group_id": "text",
+        "source": "text",
+    },
+    "trajectory_id": "text",
+    "execution_id": "text",
+    "group": {"planned": "int", "members": "int", "valid": "int", "baseline": "float", "advantage": "float"},
+    "outcome": {
+        "termination_reason": "text",
+        "score": "float",
+        "reward": "float",
+        "reward_mode": "text",
+        "steps": "int",
+        "horizon_reached": "bool",
+    },
+    "runtime_admission": _ADMISSION,
+    "training_admission": _ADMISSION,
+    "mask_sample": "bool",
+    "trainable": "bool",
+    "exact_trace": {"evidence_complete": "bool", "incomplete_reasons": ["text"]},
+    "model_call_id": "text",
+    "turn_id": "int",
+    "call": CALL_COLUMNS,
+    "said": "json",
+    "messages": "json",
+    "tools": "json",
+    "sampling": "json",
+    "media": [{"media_id": "text", "sha256": "text", "width": "int", "height": "int"}],
+    "history": "json",
+    "tokens": {"prompt_token_ids": ["int"], "sampled_token_ids": ["int"], "sampled_logprobs": ["float"]},
+    "routed_experts": "json",
+    "loss_spans": [["int"]],
+    "segment": {
+        "index": "int",
+        "id": "text",
+        "append_compatible": "bool",
+        "delta_start": "int",
+        "view_digest": "text",
+    },
+    "evidence": {
+        "complete": "bool",
+        "incomplete_reasons": ["text"],
+        "prompt_sha256": "text",
+        "response_sha256": "text",
+        "tokens_sha256": "text",
+        "image_sha256": "text",
+    },
+}
+
+JSON_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind == "json")
+
+ABSENT_WHEN_NULL = ("identity.sampling_event_id", "identity.source_group_id")
+"""Members that a row of JSON Lines leaves out when they were not given; the column is null."""
+
+_TYPES: dict[str, tuple[type, ...]] = {"text": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
+
+
+def cells_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The row as its columns hold it; raises InvalidInput for a member without a column or of another type."""
+    return {name: _cell(row[name], kind, name) for name, kind in _members(row, COLUMNS, "")}
+
+
+def _cell(value: Any, kind: Kind, where: str) -> Any:
+    if value is None:
+        return None
+    if kind == "json":
+        return canonical_json(value)
+    if isinstance(kind, list) and isinstance(value, list):
+        return _cells(value, kind[0], where)
+    if isinstance(kind, dict) and isinstance(value, dict):
+        return {name: _cell(value[name], of, f"{where}.{name}") for name, of in _members(value, kind, f"{where}.")}
+    if isinstance(kind, str) and type(value) in _TYPES[kind]:
+        return value
+    raise refused(where, f"{type(value).__name__} in a column of {kind}")
+
+
+def _cells(values: list[Any], kind: Kind, where: str) -> list[Any]:
+    # arrays of tokens are long: a look at each type, not a call
+    if isinstance(kind, str) and kind in _TYPES and {type(one) for one in values} <= set(_TYPES[kind]):
+        return values
+    if None in values:
+        raise refused(where, "a null in a list")
+    return [_cell(one, kind, f"{where}[]") for one in values]
+
+
+def _members(value: dict[str, Any], kinds: dict[str, Kind], prefix: str) -> list[tuple[str, Kind]]:
+    """Names and kinds of what is in `value`: all of `kinds`, but for what may be absent, and nothing else."""
+    if unknown := sorted(value.keys() - kinds.keys()):
+        raise refused(prefix + unknown[0], "no column")
+    missing = [name for name in kinds if name not in value and prefix + name not in ABSENT_WHEN_NULL]
+    if missing:
+        raise refused(prefix + missing[0], "not in the row")
+    return [(name, kind) for name, kind in kinds.items() if name in value]
+
+
+def refused(where: str, why: str) -> InvalidInput:
+    """The error for what has no place in a column."""
+    return InvalidInput(f"format: parquet ({LAYOUT}) cannot hold {where}: {why}; use --format jsonl")
+
+
+GROUP_ROWS = 512
+"""Rows of a row group, fewer only in the last one and where they are large."""
+
+GROUP_BYTES = 64 << 20
+"""A row group is closed once its rows are this long as JSON: what a writer holds in memory at once."""
+
+_CHUNK_ROWS = 16
+"""Rows that are Python objects at once; a token is ten times as large there as in a column."""
+
+
+def require_pyarrow() -> str:
+    """The version of pyarrow; raises ConfigError when it is not installed."""
+    return str(_pyarrow("pyarrow").__version__)
+
+
+def parquet_of(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """A Parquet file made of JSON lines of the training export; raises InvalidInput for a row that does not fit."""
+    schema = arrow_schema()
+    sink = _Sink()
+    writer = _pyarrow("pyarrow.parquet").ParquetWriter(
+        sink,
+        schema,
+        version="2.6",
+        data_page_version="1.0",
+        data_page_size=1 << 20,
+        compression="zstd",
+        compression_level=3,
+        store_schema=True,
+    )
+    with writer:
+        for group in _groups(lines, schema):
+            writer.write_table(group, row_group_size=GROUP_ROWS)
+            yield sink.take()
+    yield sink.take()
+
+
+def arrow_schema() -> Any:
+    """The columns as an Arrow schema; its metadata names those that are JSON text."""
+    pa = _pyarrow("pyarrow")
+    metadata = {
+        "rollbook.schema": SCHEMA,
+        "rollbook.layout": LAYOUT,
+        "rollbook.json_columns": json.dumps(JSON_COLUMNS),
+        "rollbook.absent_when_null": json.dumps(ABSENT_WHEN_NULL),
+    }
+    return pa.schema([(name, _arrow_type(pa, kind)) for name, kind in COLUMNS.items()], metadata=metadata)
+
+
+def _arrow_type(pa: Any, kind: Kind) -> Any:
+    if isinstance(kind, dict):
+        return pa.struct([(name, _arrow_type(pa, of)) for name, of in kind.items()])
+    if isinstance(kind, list):
+        return pa.list_(_arrow_type(pa, kind[0]))
+    return {"text": pa.string(), "json": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}[
+        kind
+    ]
+
+
+def _groups(lines: Iterable[bytes], schema: Any) -> Iterator[Any]:
+    """Tables of a row group each. Where one ends depends on the rows alone."""
+    chunks: list[Any] = []
+    cells: list[dict[str, Any]] = []
+    rows = size = 0
+    for one in lines:
+        cells.append(cells_of(json.loads(one)))
+        rows, size = rows + 1, size + len(one)
+        full = rows == GROUP_ROWS or size >= GROUP_BYTES
+        if full or len(cells) == _CHUNK_ROWS:
+            chunks.append(_table(cells, schema))
+            cells = []
+        if full:
+            yield _joined(chunks)
+            chunks, rows, size = [], 0, 0
+    if rows:
+        yield _joined([*chunks, _table(cells, schema)])
+
+
+def _table(cells: list[dict[str, Any]], schema: Any) -> Any:
+    try:
+        return _pyarrow("pyarrow").Table.from_pylist(cells, schema)
+    except (ValueError, TypeError, OverflowError) as error:  # its own errors are among them; a number beyond 64 bits
+        raise refused("a value", str(error)) from error
+
+
+def _joined(chunks: list[Any]) -> Any:
+    return _pyarrow("pyarrow").concat_tables(chunks).combine_chunks()
+
+
+class _Sink:
+    """The file that pyarrow writes to; it keeps nothing but what was not taken yet."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._written = 0
+
+    def write(self, data: Any) -> int:
+        self._chunks.append(bytes(data))
+        self._written += len(data)
+        return len(data)
+
+    def take(self) -> bytes:
+        data, self._chunks = b"".join(self._chunks), []
+        return data
+
+    def tell(self) -> int:
+        return self._written
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+
+def _pyarrow(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            "format: parquet needs pyarrow; install rollbook with its extra `export` (`rollbook[export]`), "
+            "or use --format jsonl"
+        ) from error
 
 
 def rows_of(loaded: AttemptEvidence, member: Row) -> list[dict[str, Any]]:

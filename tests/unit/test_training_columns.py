@@ -15,7 +15,7 @@ import pytest
 from models.identity import canonical_json
 from rollbook.errors import ConfigError, InvalidInput
 from rollbook.export import parquet
-from rollbook.export.parquet import COLUMNS, JSON_COLUMNS, LAYOUT, Kind, cells_of
+from rollbook.export.training import COLUMNS, JSON_COLUMNS, LAYOUT, Kind, cells_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "training-export.md"
 SCALARS: dict[str, Any] = {"text": "né\n", "int": 2**53 + 1, "float": -0.1, "bool": True, "json": {"a": [1, None, 0.5]}}
@@ -114,7 +114,7 @@ def test_without_pyarrow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
 
 
 def test_pyarrow_is_not_loaded_before_it_is_needed() -> None:
-    code = "import sys, rollbook.cli.main, rollbook.export.parquet; sys.exit('pyarrow' in sys.modules)"
+    code = "import sys, rollbook.cli.main, rollbook.export.training; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
