@@ -27,11 +27,11 @@ from rollbook.ledger.reader import Reader, Row
 
 # The training export as Parquet: its typed columns, and rows as Parquet bytes, a row group at a time.
 #
-# `docs/reference/training-export.md` says what the columns mean. A row is refused unless every member has its column and
+# `docs/reference/training-export.md` defines the columns. A row is refused unless every member has its column and
 # its type, so a file holds all that JSON Lines would hold. pyarrow comes with the extra `export`; it is needed to write
 # the file, not to know its columns.
 #
-# Equal rows give equal bytes as long as pyarrow is the same: nothing in the file depends on when or where it was written,
+# Equal rows give equal bytes as long as pyarrow is the same: nothing depends on when or where the file was written,
 # but the version of the library is in it.
 
 
@@ -256,10 +256,10 @@ def _groups(lines: Iterable[bytes], schema: Any) -> Iterator[Any]:
             chunks.append(_table(cells, schema))
             cells = []
         if full:
-            yield _joined(chunks)
+            yield _concatenated(chunks)
             chunks, rows, size = [], 0, 0
     if rows:
-        yield _joined([*chunks, _table(cells, schema)])
+        yield _concatenated([*chunks, _table(cells, schema)])
 
 
 def _table(cells: list[dict[str, Any]], schema: Any) -> Any:
@@ -269,7 +269,7 @@ def _table(cells: list[dict[str, Any]], schema: Any) -> Any:
         raise refused("a value", str(error)) from error
 
 
-def _joined(chunks: list[Any]) -> Any:
+def _concatenated(chunks: list[Any]) -> Any:
     return _pyarrow("pyarrow").concat_tables(chunks).combine_chunks()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollbook.errors import ConfigError, InvalidInput
-from rollbook.sandboxes.docker import image, image_build
+from rollbook.sandboxes.docker import image
 from rollbook.sandboxes.docker.image import context_dir, image_tag, input_files, inputs_digest
 
 
@@ -112,7 +112,7 @@ def test_the_mirrors_of_this_machine_are_taken(monkeypatch: pytest.MonkeyPatch, 
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("ROLLBOOK_APT_MIRROR", raising=False)
-    settings = image_build.apt_of_this_machine()
+    settings = image.apt_of_this_machine()
     assert settings.mirror == "http://mirror.example/debian"
     assert settings.security == "http://mirror.example/debian-security"
 
@@ -120,30 +120,30 @@ def test_the_mirrors_of_this_machine_are_taken(monkeypatch: pytest.MonkeyPatch, 
 def test_without_apt_the_public_mirror_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("ROLLBOOK_APT_MIRROR", raising=False)
-    assert image_build.apt_of_this_machine() == image_build.AptSettings()
+    assert image.apt_of_this_machine() == image.AptSettings()
 
 
 def test_a_password_in_a_mirror_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLBOOK_APT_MIRROR", "https://me:secret@mirror.example/debian")
     with pytest.raises(ConfigError, match="ROLLBOOK_APT_MIRROR") as refusal:
-        image_build.apt_of_this_machine()
+        image.apt_of_this_machine()
     assert "secret" not in str(refusal.value)
 
 
 def test_a_named_mirror_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ROLLBOOK_APT_MIRROR", "http://127.0.0.1:3142/debian/")
-    monkeypatch.setattr(image_build, "_apt_options", lambda: ())
-    settings = image_build.apt_of_this_machine()
+    monkeypatch.setattr(image, "_apt_options", lambda: ())
+    settings = image.apt_of_this_machine()
     assert settings.mirror == "http://127.0.0.1:3142/debian"
     assert settings.security == "http://127.0.0.1:3142/debian-security"
     assert settings.needs_host_network
-    image_build.write_apt(settings, tmp_path / "apt")
+    image.write_apt(settings, tmp_path / "apt")
     assert "3142" in (tmp_path / "apt" / "sources.list").read_text()
     assert (tmp_path / "apt" / "apt.conf").read_text() == ""
 
 
 def test_apts_proxy_is_handed_to_debootstrap() -> None:
     options = ('Acquire::http::Proxy "http://proxy.example:3128/";', 'Acquire::https::Proxy "DIRECT";')
-    settings = image_build.AptSettings(options=options)
+    settings = image.AptSettings(options=options)
     assert settings.proxy_environment() == {"http_proxy": "http://proxy.example:3128/"}
     assert not settings.needs_host_network

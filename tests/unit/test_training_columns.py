@@ -14,7 +14,7 @@ import pytest
 
 from models.identity import canonical_json
 from rollbook.errors import ConfigError, InvalidInput
-from rollbook.export import parquet
+from rollbook.export import training
 from rollbook.export.training import COLUMNS, JSON_COLUMNS, LAYOUT, Kind, cells_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "training-export.md"
@@ -42,7 +42,7 @@ def table(data: bytes) -> Any:
 
 def test_every_column_takes_its_kind_and_null() -> None:
     rows = [row(), {name: None for name in COLUMNS}, row(media=[], loss_spans=[], said={})]
-    found = table(b"".join(parquet.parquet_of(lines(rows)))).read().to_pylist()
+    found = table(b"".join(training.parquet_of(lines(rows)))).read().to_pylist()
     for one in found:
         for name in JSON_COLUMNS:
             one[name] = None if one[name] is None else json.loads(one[name])
@@ -65,7 +65,7 @@ def test_every_column_takes_its_kind_and_null() -> None:
 )
 def test_what_would_be_lost_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        list(parquet.parquet_of(lines([row(**changes)])))
+        list(training.parquet_of(lines([row(**changes)])))
 
 
 def test_only_a_callers_identity_may_be_absent() -> None:
@@ -78,7 +78,7 @@ def test_only_a_callers_identity_may_be_absent() -> None:
 
 
 def test_row_groups_are_written_as_they_fill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "GROUP_ROWS", 40)
+    monkeypatch.setattr(training, "GROUP_ROWS", 40)
     asked = 0
 
     def rows() -> Iterator[bytes]:
@@ -88,21 +88,21 @@ def test_row_groups_are_written_as_they_fill(monkeypatch: pytest.MonkeyPatch) ->
             yield one
 
     chunks, seen = [], []
-    for chunk in parquet.parquet_of(rows()):
+    for chunk in training.parquet_of(rows()):
         chunks.append(chunk)
         seen.append(asked)
     assert seen == [40, 80, 100, 100]
     assert all(chunks)
     found = table(b"".join(chunks))
     assert [found.metadata.row_group(number).num_rows for number in range(found.num_row_groups)] == [40, 40, 20]
-    assert b"".join(parquet.parquet_of(rows())) == b"".join(chunks)
-    monkeypatch.setattr(parquet, "GROUP_BYTES", 3 * len(lines([row()])[0]))
-    found = table(b"".join(parquet.parquet_of(rows())))
+    assert b"".join(training.parquet_of(rows())) == b"".join(chunks)
+    monkeypatch.setattr(training, "GROUP_BYTES", 3 * len(lines([row()])[0]))
+    found = table(b"".join(training.parquet_of(rows())))
     assert {found.metadata.row_group(number).num_rows for number in range(found.num_row_groups)} == {3, 1}
 
 
 def test_a_batch_without_calls_is_a_file_without_rows() -> None:
-    found = table(b"".join(parquet.parquet_of([])))
+    found = table(b"".join(training.parquet_of([])))
     assert found.metadata.num_rows == 0
     assert found.schema_arrow.metadata[b"rollbook.layout"] == LAYOUT.encode()
 
@@ -110,7 +110,7 @@ def test_a_batch_without_calls_is_a_file_without_rows() -> None:
 def test_without_pyarrow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"install rollbook with its extra `export`"):
-        parquet.require_pyarrow()
+        training.require_pyarrow()
 
 
 def test_pyarrow_is_not_loaded_before_it_is_needed() -> None:

@@ -9,19 +9,320 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
+import shutil
+import subprocess
 import sys
+import tarfile
 import tempfile
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import docker
 import requests
-from docker.errors import APIError, DockerException, ImageNotFound
+from docker.errors import APIError, BuildError, DockerException, ImageNotFound
 
-from rollbook.config.settings import PROJECT_ROOT, get_settings
-from rollbook.errors import ConfigError, InvalidInput, RollbookError
-from rollbook.sandboxes.docker import image_build
-from rollbook.sandboxes.docker.engine import docker_client
+from rollbook.config.settings import PROJECT_ROOT, get_settings, load_settings
+from rollbook.errors import ConfigError, InvalidInput, RollbookError, SandboxStartFailed
+from rollbook.sandboxes.docker.engine import docker_client, explain
+
+# Building the desktop image: a Debian base, wheels and apt settings from this machine, one `docker build`.
+#
+# No mirror is named here but Debian's public one: others come from this machine's own apt settings or from
+# `ROLLBOOK_APT_MIRROR` (URL of a Debian mirror). The settings are removed again in the layer that uses them.
+
+
+ENGINE_TIMEOUT_S = 900
+PULL_TIMEOUT_S = 60
+"""Seconds of silence of a pull after which `auto` builds the base itself."""
+PUBLIC_BASE = "debian:bookworm-slim"
+PUBLIC_MIRROR = "http://deb.debian.org/debian"
+PUBLIC_SECURITY = "http://deb.debian.org/debian-security"
+SUITE = "bookworm"
+KEPT_OPTIONS = re.compile(r"^Acquire::(https?::|Check-Valid-Until|Check-Date|Retries|ForceIPv4)")
+HOST_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+CERTIFICATES_IN_BUILD = "/tmp/build/apt/ca.crt"
+NEEDED_ENGINE_BYTES = 3_000_000_000
+NEEDED_TEMP_BYTES = 700_000_000
+NOT_NEEDED = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "var/lib/apt/lists")
+"""Directories that Debian's own slim image leaves out too, and package lists, which the build fetches anew."""
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AptSettings:
+    """Mirror and security mirror (URLs), and lines of apt.conf."""
+
+    mirror: str = PUBLIC_MIRROR
+    security: str | None = PUBLIC_SECURITY
+    options: tuple[str, ...] = ()
+
+    @property
+    def needs_host_network(self) -> bool:
+        """True when something is reached through this machine's loopback (a caching proxy, as a rule)."""
+        return bool(re.search(r"//(127\.|localhost|\[::1\])", " ".join([self.mirror, *self.options])))
+
+    def proxy_environment(self) -> dict[str, str]:
+        """apt's proxies as the variables that debootstrap's downloader knows."""
+        found = (re.match(r'Acquire::(https?)::Proxy "(http[^"]+)";', line) for line in self.options)
+        return {f"{match[1]}_proxy": match[2] for match in found if match}
+
+
+def build(client: docker.DockerClient, source: Path, variant: str, base: str, tag: str, digest: str, log: Log) -> None:
+    """Build and tag the image. Raises ConfigError for what is missing, SandboxStartFailed for a failed build."""
+    started = time.monotonic()
+    _check_space(client)
+    apt = apt_of_this_machine()
+    kind, base_image = _base_image(client, base, apt, log)
+    with tempfile.TemporaryDirectory(prefix="rollbook-image-") as scratch:
+        context = Path(scratch) / "context"
+        shutil.copytree(source, context, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", ".*_cache"))
+        _wheels(context, log)
+        write_apt(apt, context / "apt")
+        log(f"building {tag} on {base_image}")
+        labels = {"rollbook.variant": variant, "rollbook.inputs": digest, "rollbook.base": kind}
+        arguments = {"BASE_IMAGE": base_image, "VARIANT": variant}
+        _docker_build(client, context, tag, arguments, labels, apt, log)
+    size_mb = client.images.get(tag).attrs["Size"] / 1e6
+    log(f"built {tag}: {size_mb:.0f} MB in {time.monotonic() - started:.0f} s")
+
+
+def _docker_build(
+    client: docker.DockerClient,
+    context: Path,
+    tag: str,
+    arguments: dict[str, str],
+    labels: dict[str, str],
+    apt: AptSettings,
+    log: Log,
+) -> None:
+    last: deque[str] = deque(maxlen=25)
+    network = "host" if apt.needs_host_network else None
+    try:
+        for message in client.api.build(
+            path=str(context),
+            tag=tag,
+            buildargs=arguments,
+            labels=labels,
+            rm=True,
+            forcerm=True,
+            decode=True,
+            network_mode=network,
+        ):
+            line = str(message.get("stream") or message.get("error") or "").rstrip()
+            if line:
+                last.append(line)
+            if line.startswith("Step "):
+                log(f"  {line.splitlines()[0][:100]}")
+            if "error" in message:
+                raise SandboxStartFailed("the desktop image could not be built; last lines:\n" + "\n".join(last))
+    except (APIError, BuildError) as error:
+        raise SandboxStartFailed(f"the desktop image could not be built: {error}") from error
+
+
+def _base_image(client: docker.DockerClient, base: str, apt: AptSettings, log: Log) -> tuple[str, str]:
+    """The kind of base that is used in the end (`pull` or `debootstrap`), and its image."""
+    if base in ("auto", "pull"):
+        problem = _pull(client, log)
+        if problem is None:
+            return "pull", PUBLIC_BASE
+        if base == "pull":
+            raise ConfigError(
+                f"{PUBLIC_BASE} cannot be pulled ({problem}): give the engine access to a registry, or set "
+                "ROLLBOOK_DESKTOP_BASE=debootstrap"
+            )
+        log(f"no registry ({problem}); making the base with debootstrap")
+    return "debootstrap", _debootstrap(client, apt, log)
+
+
+def _pull(client: docker.DockerClient, log: Log) -> str | None:
+    """None when the public base is there, else why not."""
+    try:
+        client.images.get(PUBLIC_BASE)
+        return None
+    except ImageNotFound:
+        log(f"pulling {PUBLIC_BASE}")
+    try:
+        with closing(docker_client(PULL_TIMEOUT_S)) as puller:
+            puller.images.pull(PUBLIC_BASE)
+    except (DockerException, requests.RequestException) as error:
+        return explain(error)
+    return None
+
+
+def _debootstrap(client: docker.DockerClient, apt: AptSettings, log: Log) -> str:
+    """A minimal Debian as image `rollbook/base:bookworm`; an existing one is used again."""
+    name = f"rollbook/base:{SUITE}"
+    try:
+        client.images.get(name)
+        return name
+    except ImageNotFound:
+        _require_debootstrap(log)
+    log(f"debootstrap {SUITE} (about half a minute)")
+    with tempfile.TemporaryDirectory(prefix="rollbook-base-") as scratch:
+        root = Path(scratch) / "root"
+        command = ["debootstrap", "--variant=minbase", SUITE, str(root), apt.mirror]
+        _run(command, "debootstrap", timeout_s=1200, environment=apt.proxy_environment())
+        for path in (root / "var/cache/apt/archives").glob("*.deb"):
+            path.unlink()
+        for name_inside in NOT_NEEDED:
+            shutil.rmtree(root / name_inside, ignore_errors=True)
+            (root / name_inside).mkdir()
+        (root / "etc/apt/sources.list").write_text(_sources(PUBLIC_MIRROR, PUBLIC_SECURITY))
+        archive = Path(scratch) / "root.tar"
+        with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
+            tar.add(root, arcname=".")
+        client.api.import_image(src=str(archive), repository="rollbook/base", tag=SUITE)
+    return name
+
+
+def _require_debootstrap(log: Log) -> None:
+    if os.geteuid() != 0:
+        raise ConfigError(
+            f"the base image needs root once: run `sudo {sys.executable} -m rollbook.sandboxes.docker.image`, or make "
+            f"{PUBLIC_BASE} available to the Docker engine"
+        )
+    if shutil.which("debootstrap"):
+        return
+    if not shutil.which("apt-get"):
+        raise ConfigError(f"debootstrap is missing: install it, or make {PUBLIC_BASE} available to the Docker engine")
+    _apt_install(["debootstrap", "debian-archive-keyring"], log)
+
+
+def _apt_install(packages: list[str], log: Log) -> None:
+    log(f"installing {' '.join(packages)}")
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *packages]
+    try:
+        _run(install, "apt-get install", timeout_s=600)
+    except SandboxStartFailed:  # as a rule the package lists are old or were never fetched
+        _run(["apt-get", "update", "-q"], "apt-get update", timeout_s=600)
+        _run(install, "apt-get install", timeout_s=600)
+
+
+def _wheels(context: Path, log: Log) -> None:
+    """Fetch pyautogui and its parts with this machine's pip, whose index settings the container does not have."""
+    log("fetching wheels")
+    target = context / "wheels"
+    target.mkdir()
+    arguments = ["wheel", "-q", "--no-deps", "-r", str(context / "wheels.list"), "-w", str(target)]
+    _run([*_pip(log), *arguments], "pip wheel", timeout_s=600)
+
+
+def _pip(log: Log) -> list[str]:
+    """A pip that works: this environment's, or the system's (environments made by uv have none)."""
+    system = ["/usr/bin/python3", "-m", "pip"]
+    for command in ([sys.executable, "-m", "pip"], system, ["pip3"], ["uvx", "pip"]):
+        if _works([*command, "--version"]):
+            return command
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        _apt_install(["python3-pip"], log)
+        return system
+    raise ConfigError("pip is missing: apt-get install python3-pip (it fetches pyautogui for the desktop image)")
+
+
+def _works(command: list[str]) -> bool:
+    if not shutil.which(command[0]):
+        return False
+    try:
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _run(command: list[str], what: str, *, timeout_s: float, environment: dict[str, str] | None = None) -> None:
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", **(environment or {})}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise SandboxStartFailed(f"{what} took longer than {timeout_s:g} s") from error
+    if done.returncode != 0:
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
+        raise SandboxStartFailed(f"{what} failed with code {done.returncode}:\n{tail}")
+
+
+def _check_space(client: docker.DockerClient) -> None:
+    """Before anything is fetched. The engine's disk is checked only when it is on this machine."""
+    needs = {Path(tempfile.gettempdir()): NEEDED_TEMP_BYTES}
+    if client.api.base_url.startswith("http+docker"):
+        needs[Path(client.info()["DockerRootDir"])] = NEEDED_ENGINE_BYTES
+    for path, needed in needs.items():
+        while not os.access(path, os.R_OK | os.X_OK):
+            path = path.parent
+        free = shutil.disk_usage(path).free
+        if free < needed:
+            raise ConfigError(
+                f"{path} has {free / 1e9:.1f} GB free, the desktop image needs {needed / 1e9:.1f} GB: make room there "
+                "(`docker system prune`), or set TMPDIR"
+            )
+
+
+def apt_of_this_machine() -> AptSettings:
+    """The settings that count here. Raises ConfigError when they hold a password: it would stay in the image."""
+    mirror = (load_settings().apt_mirror or "").rstrip("/")
+    if mirror:
+        security = re.sub(r"/debian$", "/debian-security", mirror)
+        settings = AptSettings(mirror, security if security != mirror else None, _apt_options())
+    else:
+        uris = _apt_uris()
+        settings = AptSettings(
+            uris.get(SUITE, PUBLIC_MIRROR),
+            uris.get(f"{SUITE}-security", None if SUITE in uris else PUBLIC_SECURITY),
+            _apt_options(),
+        )
+    for text in (settings.mirror, settings.security or "", *settings.options):
+        if re.search(r"//[^/\s\"]*@", text):
+            raise ConfigError(
+                "apt's settings hold a user name or password, which would stay in the image's layers: "
+                "set ROLLBOOK_APT_MIRROR to a mirror without one"
+            )
+    return settings
+
+
+def write_apt(settings: AptSettings, directory: Path) -> None:
+    """The build's `apt/` directory: sources.list, apt.conf and, for https, this machine's certificates."""
+    directory.mkdir()
+    (directory / "sources.list").write_text(_sources(settings.mirror, settings.security))
+    options = list(settings.options)
+    if settings.mirror.startswith("https:") and HOST_CERTIFICATES.is_file():
+        shutil.copy(HOST_CERTIFICATES, directory / "ca.crt")
+        options = [line for line in options if "CAInfo" not in line]
+        options.append(f'Acquire::https::CAInfo "{CERTIFICATES_IN_BUILD}";')
+    (directory / "apt.conf").write_text("".join(f"{line}\n" for line in options))
+
+
+def _sources(mirror: str, security: str | None) -> str:
+    lines = [f"deb {mirror} {SUITE} main"]
+    if security:
+        lines.append(f"deb {security} {SUITE}-security main")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _apt_options() -> tuple[str, ...]:
+    if not shutil.which("apt-config"):
+        return ()
+    dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, timeout=30, check=False).stdout
+    lines = (line for line in dump.splitlines() if KEPT_OPTIONS.match(line) and not line.endswith('"";'))
+    return tuple(line for line in lines if "CAPath" not in line)
+
+
+def _apt_uris() -> dict[str, str]:
+    """First http(s) URI per suite that this machine's apt takes `main` from."""
+    uris: dict[str, str] = {}
+    if shutil.which("apt-get"):
+        targets = ["apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]
+        for line in subprocess.run(
+            targets, capture_output=True, text=True, timeout=120, check=False
+        ).stdout.splitlines():
+            suite, component, uri = line.split(" ", 2)
+            if component == "main" and uri.startswith(("http://", "https://")):
+                uris.setdefault(suite, uri.rstrip("/"))
+    return uris
+
 
 REPOSITORY = "rollbook/desktop"
 BASES = ("auto", "pull", "debootstrap")
@@ -87,7 +388,7 @@ def _ensure(variant: str, base: str, log: Callable[[str], None]) -> str:
         with _only_one_at_a_time(log):
             if not _exists(client, tag):
                 digest = inputs_digest(variant, base)
-                image_build.build(client, context_dir(), variant, base, tag, digest, log)
+                build(client, context_dir(), variant, base, tag, digest, log)
     return tag
 
 
@@ -109,7 +410,7 @@ def _prune(log: Callable[[str], None]) -> list[str]:
 @contextlib.contextmanager
 def _engine() -> Iterator[docker.DockerClient]:
     try:
-        client = docker_client(image_build.ENGINE_TIMEOUT_S)
+        client = docker_client(ENGINE_TIMEOUT_S)
     except DockerException as error:
         raise ConfigError(f"no Docker engine answers ({error}): start one, or set DOCKER_HOST") from error
     try:
