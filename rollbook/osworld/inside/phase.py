@@ -6,6 +6,7 @@ half-closed connections must not keep a finished evaluation alive. Everything pr
 
 import copy
 import json
+import logging
 import math
 import os
 import sys
@@ -14,7 +15,37 @@ from typing import Any
 
 from . import attached, confine, stand_ins
 from .bridge import Bridge
-from .tripwires import set_tripwires
+
+# Troubles on this side of the wire that OSWorld's code logs, swallows, and then scores as a missing file.
+
+
+_SWALLOWED = {
+    # logger → beginnings of messages that mean that this machine, not the guest, failed
+    "desktopenv.getter.file": ("IO error writing file", "Unexpected error writing file", "Error processing file"),
+}
+
+
+class Tripwires(logging.Handler):
+    """Collects the messages that spoil a phase."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Remember a message that is on the list."""
+        message = record.getMessage()
+        if message.startswith(_SWALLOWED.get(record.name, ())):
+            self.found.append(message[:500])
+
+
+def set_tripwires() -> Tripwires:
+    """Watch the loggers on the list from now on."""
+    handler = Tripwires()
+    for name in _SWALLOWED:
+        logging.getLogger(name).addHandler(handler)
+    return handler
+
 
 MESSAGE_LIMIT = 4000
 TRACEBACK_LIMIT = 8000
