@@ -31,9 +31,8 @@ from models import names
 from rollbook import redaction
 from rollbook.config.settings import Settings, get_settings
 from rollbook.errors import RollbookError
+from rollbook.temporal.namespace import ensure_janitor, ensure_search_attributes
 from rollbook.temporal.plugin import RollbookPlugin
-from rollbook.temporal.schedules import ensure_janitor
-from rollbook.temporal.search_attributes import ensure_search_attributes
 from rollbook.worker import Role
 from rollbook.worker.services import Services, connect_temporal, open_services
 from workflows.batch import BenchmarkBatch

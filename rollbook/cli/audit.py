@@ -20,7 +20,7 @@ from rollbook.evidence.trajectory import semantic_trajectory
 from rollbook.evidence.verify import Proof, verify
 from rollbook.ledger import AuditReport, Ledger
 from rollbook.ledger.reader import RecordedAttempt
-from rollbook.temporal.schedules import schedule_id
+from rollbook.temporal.namespace import schedule_id
 
 
 def audit(batch: BatchArgument, as_json: AsJson = False) -> None:

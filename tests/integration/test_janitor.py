@@ -16,7 +16,7 @@ from models.contract import Resolved
 from models.episode import EpisodeStart
 from models.janitor import Reconciled, ReconcileRequest
 from models.spec import read_spec
-from rollbook.temporal.schedules import ensure_janitor, schedule_id
+from rollbook.temporal.namespace import ensure_janitor, schedule_id
 from tests.support.system import System, null_spec, running_system, small_tasks, system_settings
 from tests.support.waiting import until
 

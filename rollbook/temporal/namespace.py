@@ -1,7 +1,9 @@
-"""The Janitor's schedule: one per deployment, made by whichever worker comes first."""
+"""Entries of Rollbook in a Temporal namespace: search attributes and the schedule of the Janitor."""
 
 from datetime import timedelta
 
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import (
     Client,
     Schedule,
@@ -14,10 +16,42 @@ from temporalio.client import (
     ScheduleUpdate,
     ScheduleUpdateInput,
 )
+from temporalio.service import RPCError
 
 from models import names
+from models.attributes import SEARCH_ATTRIBUTES
 from models.janitor import ReconcileRequest
 from rollbook.config.settings import Settings
+from rollbook.errors import ConfigError
+
+_TYPES = {
+    "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
+    "Int": IndexedValueType.INDEXED_VALUE_TYPE_INT,
+    "Double": IndexedValueType.INDEXED_VALUE_TYPE_DOUBLE,
+    "Bool": IndexedValueType.INDEXED_VALUE_TYPE_BOOL,
+}
+
+
+async def ensure_search_attributes(client: Client) -> None:
+    """Register what the client's namespace lacks; raises ConfigError with the command when that is not allowed."""
+    service = client.operator_service
+    try:
+        listed = await service.list_search_attributes(ListSearchAttributesRequest(namespace=client.namespace))
+        missing = {name: kind for name, kind in SEARCH_ATTRIBUTES.items() if name not in listed.custom_attributes}
+        if missing:
+            wanted = {name: _TYPES[kind] for name, kind in missing.items()}
+            await service.add_search_attributes(
+                AddSearchAttributesRequest(namespace=client.namespace, search_attributes=wanted)
+            )
+    except RPCError as error:
+        command = " ".join(f"--name {name} --type {kind}" for name, kind in SEARCH_ATTRIBUTES.items())
+        raise ConfigError(
+            f"search attributes of namespace {client.namespace!r} cannot be checked or registered ({error.message}); "
+            f"an operator can: temporal operator search-attribute create --namespace {client.namespace} {command}"
+        ) from error
+
+
+# The Janitor's schedule: one per deployment, made by whichever worker comes first.
 
 
 def schedule_id(deployment_id: str) -> str:
