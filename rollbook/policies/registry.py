@@ -18,9 +18,8 @@ from rollbook.ledger import Ledger
 from rollbook.ledger.records import AttemptContext
 from rollbook.policies.base import Lookup, Policy, PolicyKind, Sources
 from rollbook.policies.model import OpenAIKind
-from rollbook.policies.noop import NoopKind
 from rollbook.policies.replay import ReplayKind
-from rollbook.policies.scripted import ScriptedKind
+from rollbook.policies.scripted import NoopKind, ScriptedKind
 
 GROUP = "rollbook.policy_kinds"
 BUILT_IN: tuple[PolicyKind[Any], ...] = (ScriptedKind(), NoopKind(), ReplayKind(), OpenAIKind())

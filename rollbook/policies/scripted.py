@@ -15,7 +15,7 @@ from models.base import Input
 from models.contract import PolicyContract
 from models.explain import explain
 from models.outcome import POLICY_STOPS
-from models.policy import ScriptedPolicy
+from models.policy import NoopPolicy, ScriptedPolicy
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
 from rollbook.ledger.records import AttemptContext, StoredCall
@@ -135,3 +135,32 @@ class ScriptPlayer:
         response = json.dumps(step.model_dump(), ensure_ascii=False).encode()
         actions, terminal = split_terminal(list(step.actions))
         return Answer(actions, terminal, step.stop, response, model_name=self._name, latency_s=0.0)
+
+
+# Waits, then answers DONE: the floor that every honest task must score 0 for.
+
+
+class NoopKind(PolicyKind[NoopPolicy]):
+    """Kind `noop`: needs nothing."""
+
+    name = "noop"
+    spec = NoopPolicy
+
+    async def open(self, context: AttemptContext, sources: Sources) -> "Waits":
+        """The number of waits is in the contract."""
+        return Waits(context.contract.policy.waits)
+
+
+class Waits:
+    """`waits` steps without an action, then DONE."""
+
+    def __init__(self, waits: int) -> None:
+        self._waits = waits
+
+    async def decide(self, turn: Turn, log: CallLog) -> StoredCall:
+        """No action, or DONE after the waits."""
+        done = turn.step > self._waits
+        response = json.dumps({"actions": ["DONE"] if done else []}).encode()
+        return await log.commit(
+            Answer(terminal_action="DONE" if done else None, response=response, model_name="noop", latency_s=0.0)
+        )

@@ -8,8 +8,7 @@ import pytest
 from models.outcome import POLICY_STOPS
 from rollbook.errors import InvalidInput
 from rollbook.policies.base import Answer, split_terminal, summary_of
-from rollbook.policies.noop import Waits
-from rollbook.policies.scripted import ScriptPlayer, read_script
+from rollbook.policies.scripted import ScriptPlayer, Waits, read_script
 
 
 class Said(Exception):
