@@ -9,7 +9,7 @@ import gi
 gi.require_version("Atspi", "2.0")
 from gi.repository import Atspi  # noqa: E402
 
-from guest.accessibility import terminal, tree  # noqa: E402
+from guest.accessibility import nodes, terminal, tree  # noqa: E402
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
         return  # the server ended before it had a question
     request = json.loads(line)
     Atspi.init()
-    Atspi.set_timeout(2000, 5000)
+    Atspi.set_timeout(nodes.CALL_TIMEOUT_S * 1000, nodes.CALL_TIMEOUT_S * 1000)
     desktop = Atspi.get_desktop(0)
     if request["question"] == "tree":
         answer = tree.as_xml(desktop, deadline=time.monotonic() + request["budget_s"])

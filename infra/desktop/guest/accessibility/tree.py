@@ -24,27 +24,39 @@ for _prefix, _uri in NAMESPACES.items():
     ET.register_namespace(_prefix, _uri)
 
 
+class Truncated(Exception):
+    """The walk reached its deadline: part of the tree is missing."""
+
+
 def as_xml(desktop: Atspi.Accessible, deadline: float) -> str:
-    """The tree as text. A walk that reaches `deadline` (monotonic seconds) marks the root `truncated="true"`."""
+    """The tree as text.
+
+    Raises Truncated at `deadline` (monotonic seconds) and SilentApplication: a partial tree would be read as a
+    complete one.
+    """
     root = ET.Element("desktop-frame")
-    for application in nodes.children(desktop, MAX_CHILDREN):
-        _append(root, application, 1, deadline)
-    if time.monotonic() > deadline:
-        root.set("truncated", "true")
+    for application in nodes.applications(desktop, MAX_CHILDREN):
+        _append(root, application, application, 1, deadline)
     return ET.tostring(root, encoding="unicode")
 
 
-def _append(parent: ET.Element, node: Atspi.Accessible, depth: int, deadline: float) -> None:
+def _append(
+    parent: ET.Element, node: Atspi.Accessible, application: Atspi.Accessible, depth: int, deadline: float
+) -> None:
     if time.monotonic() > deadline:
-        return
+        raise Truncated("the tree is too large to be read in time")
+    started = time.monotonic()
     try:
         element = _element(node)
     except GLib.Error:
-        return  # closed, or its application does not answer
+        nodes.require_gone(application)
+        return
+    if time.monotonic() - started >= nodes.CALL_TIMEOUT_S:  # reads of names and texts give up without an error
+        raise nodes.SilentApplication("an application did not answer in time")
     parent.append(element)
     if depth < MAX_DEPTH:
-        for child in nodes.children(node, MAX_CHILDREN):
-            _append(element, child, depth + 1, deadline)
+        for child in nodes.children(node, application, MAX_CHILDREN):
+            _append(element, child, application, depth + 1, deadline)
 
 
 def _element(node: Atspi.Accessible) -> ET.Element:
