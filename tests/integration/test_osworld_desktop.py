@@ -145,6 +145,26 @@ async def test_what_the_stock_guest_answers_500_is_a_fact_of_setup_and_no_look_o
     assert evaluated.guest_alive_after is True
 
 
+async def test_an_application_that_does_not_answer_is_not_a_missing_one(run: Run, desktop: Desktop) -> None:
+    """A stopped editor turned a 1 into an admitted 0: its part of the accessibility tree was left out."""
+    task = asking("true")
+    task["evaluator"] = {
+        "func": "check_accessibility_tree",
+        "result": {"type": "accessibility_tree"},
+        "expected": {"type": "rule", "rules": [{"selectors": ["application[name=gedit]"]}]},
+    }
+    await desktop.shell("(setsid gedit > /dev/null 2>&1 &)")
+    async with asyncio.timeout(60):
+        while (await run("evaluate", task)).value != 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+    await desktop.shell("pkill -STOP -x gedit")
+    stopped = await run("evaluate", task)
+    assert (stopped.status, stopped.value, stopped.error_type) == ("failed", None, "GuestExchangeFailed"), stopped
+    await desktop.shell("pkill -CONT -x gedit; pkill -9 -x gedit")
+    closed = await run("evaluate", task)
+    assert (closed.status, closed.value) == ("ok", 0), closed
+
+
 async def test_a_desktop_killed_before_evaluation_is_never_scored(
     run: Run, desktop: Desktop, docker_client: docker.DockerClient
 ) -> None:

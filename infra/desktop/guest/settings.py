@@ -21,7 +21,7 @@ class Settings:
     threads: int = 32
     execute_timeout_s: float = 120.0
     open_timeout_s: float = 1800.0
-    ready_grace_s: float = 20.0
+    ready_grace_s: float = 45.0
     accessibility_timeout_s: float = 60.0
     max_output_bytes: int = 32 * 1024 * 1024
     run_dir: Path = RUN_DIR

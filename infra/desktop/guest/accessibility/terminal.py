@@ -30,9 +30,7 @@ def focused_text(desktop: Atspi.Accessible) -> str | None:
     return None
 
 
-def _focused_terminal(
-    node: Atspi.Accessible, application: Atspi.Accessible, depth: int
-) -> Atspi.Accessible | None:
+def _focused_terminal(node: Atspi.Accessible, application: Atspi.Accessible, depth: int) -> Atspi.Accessible | None:
     if node.get_role() == Atspi.Role.TERMINAL:
         return node if "focused" in nodes.states(node) else None
     if depth < 50:
