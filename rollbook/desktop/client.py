@@ -12,6 +12,7 @@ import httpx
 from rollbook.errors import ActionFailed, SandboxLost
 from rollbook.guest.http import (
     MAX_SCREENSHOT_BYTES,
+    TIMED_OUT,
     Endpoint,
     ask_guest,
     guest_http,
@@ -47,6 +48,8 @@ class ExecuteResult:
     output: str
     error: str
     returncode: int | None
+    timed_out: bool = False
+    """The guest server killed the command at its limit."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class GuestClient:
             return ExecuteResult(False, "", f"HTTP {status}: {reply[:500].decode(errors='replace')}", None)
         if status != 200:
             why = _text(answer.get("message")) or _text(answer.get("error")) or f"HTTP {status} without a reason"
-            return ExecuteResult(False, "", why[-MAX_ERROR_CHARS:], None)
+            return ExecuteResult(False, "", why[-MAX_ERROR_CHARS:], None, timed_out=bool(TIMED_OUT.search(why)))
         code = answer.get("returncode")
         return ExecuteResult(
             ok=True,

@@ -51,6 +51,8 @@ class Exchange:
     """Bytes of reply body (WebSocket: of messages from the guest)."""
     detail: str = ""
     """The error text; empty when answered."""
+    killed: str = ""
+    """Why the guest killed the command that it was asked to run; empty when it did not."""
 
     @property
     def answered(self) -> bool:
@@ -73,6 +75,7 @@ class ExchangeLog:
         self.counts: Counter[tuple[int, Outcome]] = Counter()
         self.undelivered: Counter[int] = Counter()
         self.failures: deque[Exchange] = deque(maxlen=keep)
+        self.killed: deque[Exchange] = deque(maxlen=keep)
         self._file = file
         self._closed = False
 
@@ -87,6 +90,8 @@ class ExchangeLog:
         self.counts[exchange.port, exchange.outcome] += 1
         if exchange.outcome is not Outcome.OK:
             self.failures.append(exchange)
+        if exchange.killed:
+            self.killed.append(exchange)
         if exchange.delivery_failed:
             self.undelivered[exchange.port] += 1
         if self._file is not None:

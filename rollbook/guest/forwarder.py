@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 import json
 import re
+import signal
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import aiohttp
 from aiohttp import WSMsgType, web
@@ -36,7 +37,7 @@ from rollbook.guest.exchanges import (
     refused_upgrade,
     stay_here,
 )
-from rollbook.guest.http import CHROMIUM_PORT, GUEST_PORT, Endpoint
+from rollbook.guest.http import CHROMIUM_PORT, GUEST_PORT, TIMED_OUT, Endpoint, parse_guest_json
 
 # Rules of the forwarder that need no socket: URLs and headers of requests, and checks of replies.
 #
@@ -186,6 +187,11 @@ JSON_ROUTES: Mapping[str, str | None] = {
 }
 """Routes that answer 200 with a JSON object, and the key that canonical code reads from it."""
 
+COMMAND_ROUTES = ("/execute", "/run_bash_script", "/run_python", "/setup/execute", "/setup/execute_with_verification")
+
+Killed = Literal["", "at its limit", "for lack of memory"]
+"""The reason for which a command was killed; empty when it came to an end of its own."""
+
 _TAIL = 64
 _PACKED = ("gzip", "x-gzip", "deflate")
 
@@ -196,6 +202,7 @@ class ReplyCheck:
     def __init__(self, port: int, path: str, status: int, encoding: str) -> None:
         self._status = status if port == GUEST_PORT else 0
         self._json = self._status == 200 and path in JSON_ROUTES
+        self._command = self._status in (200, 500) and path in COMMAND_ROUTES
         self._key = JSON_ROUTES.get(path)
         self._encoding = encoding.strip().lower()
         self._body, self._tail = bytearray(), b""
@@ -203,7 +210,7 @@ class ReplyCheck:
 
     def feed(self, chunk: bytes) -> None:
         """The next bytes of the body."""
-        if not self._json:
+        if not self._json and not self._command:
             return
         self._tail = (self._tail + chunk)[-_TAIL:]
         room = BODY_LIMIT - len(self._body)
@@ -220,6 +227,21 @@ class ReplyCheck:
             return self._problem_of_json()
         except (ValueError, RecursionError, zlib.error) as error:
             return f"no JSON: {type(error).__name__}: {error}"
+
+    def killed(self) -> Killed:
+        """Reason for which the command of a complete reply was killed.
+
+        OSWorld's own server does not report memory: there, SIGKILL is taken for the lack of it. Ours distinguishes a
+        command that killed itself. The end of a longer answer is not read: its command has printed megabytes.
+        """
+        answer = parse_guest_json(bytes(self._body)) if self._command and self._whole else None
+        if not isinstance(answer, dict):
+            return ""
+        words = answer.get("message") if self._status == 500 else answer.get("error")
+        if answer.get("status") == "error" and isinstance(words, str) and TIMED_OUT.search(words):
+            return "at its limit"
+        code = answer.get("returncode", answer.get("return_code"))
+        return "for lack of memory" if answer.get("out_of_memory", code == -signal.SIGKILL) is True else ""
 
     def _problem_of_json(self) -> str:
         body, whole = bytes(self._body), self._whole
@@ -266,6 +288,7 @@ class _Record:
     received: int = 0
     outcome: Outcome = Outcome.BROKEN
     detail: str = ""
+    killed: str = ""
 
     def ended(self, outcome: Outcome, error: BaseException | str | None = None) -> None:
         self.outcome = outcome
@@ -275,7 +298,7 @@ class _Record:
     def exchange(self) -> Exchange:
         return Exchange(
             self.port, self.method, self.path[:PATH_LIMIT], self.outcome, self.status, self.started,
-            time.monotonic() - self.clock, self.received, self.detail,
+            time.monotonic() - self.clock, self.received, self.detail, self.killed,
         )  # fmt: skip
 
 
@@ -479,6 +502,7 @@ async def _next_chunk(record: _Record, reply: aiohttp.ClientResponse) -> bytes:
 
 def _whole(record: _Record, status: int, check: ReplyCheck) -> None:
     """The reply has come to its end."""
+    record.killed = check.killed()
     if problem := check.problem():
         record.ended(Outcome.GARBLED, problem)
     else:

@@ -28,6 +28,10 @@ SERVICE_PORTS = (GUEST_PORT, CHROMIUM_PORT, VLC_PORT)
 """Guest server, Chromium's debugger, VLC's HTTP interface: fixed by OSWorld's tasks."""
 
 
+TIMED_OUT = re.compile(r"\btimed out after [\d.]+ seconds\Z")
+"""End of the message of a guest server, stock or ours, that killed a command at its limit. The words before it may
+quote the command, and so anything."""
+
 OnProgress = Callable[[str], None]
 """Called often during long waits with a short note about progress; activities heartbeat in it."""
 

@@ -99,6 +99,8 @@ def interpret_results(phase: Phase, run: ChildRun, log: ExchangeLog, guest: Gues
     """Derive the verdict of a phase. Failures of the guest come first: after one, no other fact counts."""
     if verdict := _guest_verdict(phase, run, log, guest):
         return verdict
+    if killed := _killed_commands(phase, log):
+        return Verdict("failed", error_type="CommandKilled", error_message=killed)
     if run.ended == "timeout":
         return Verdict("timeout", error_type="PhaseTimeout", error_message=f"{phase} did not finish in time")
     if run.ended == "memory":
@@ -133,6 +135,17 @@ def _guest_verdict(phase: Phase, run: ChildRun, log: ExchangeLog, guest: GuestCh
     if phase == "evaluate" and _inconclusive_exchanges(log, died=run.answer is None):
         return Verdict(status, None, "GuestExchangeFailed", _failed_exchanges(log), guest_failed=True)
     return None
+
+
+def _killed_commands(phase: Phase, log: ExchangeLog) -> str:
+    """Commands that were killed, in words; OSWorld's code takes them for done, and what they printed for an answer.
+
+    In setup and postconfig every kill counts. In evaluation a command at its limit is a fact about what the agent left,
+    but a desktop without memory shows nothing of it.
+    """
+    killed = [one for one in log.killed if phase != "evaluate" or one.killed != "at its limit"]
+    lines = [f"{one.method} {one.path}: the command was killed {one.killed}" for one in killed]
+    return f"{len(lines)} command(s) did not come to an end: {'; '.join(lines[:5])}" if lines else ""
 
 
 def _inconclusive_exchanges(log: ExchangeLog, died: bool) -> int:

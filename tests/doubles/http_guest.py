@@ -1,7 +1,8 @@
 """A guest server on a real loopback socket, with failures on demand.
 
 Good for how connections end: refused, reset, half replies, silence, WebSockets. It cannot prove that a desktop does
-anything, nor that a real guest fails in these ways: tests with the desktop image do that.
+anything, nor that a real guest fails in these ways: tests with the desktop image do that, and
+tests/integration/test_guest_contract.py compares its words with those of the real server.
 """
 
 import asyncio
@@ -63,23 +64,44 @@ class HttpGuest:
         answer = self.routes.get(request.path)
         if answer is None:
             known = {"/terminal": {"output": None, "status": "success"}}.get(request.path)
-            return web.json_response(known if known else {"error": "not found"}, status=200 if known else 404)
+            return web.json_response(known if known else error_body("not found"), status=200 if known else 404)
         if callable(answer):
             handled: web.StreamResponse = await answer(request)
             return handled
         return web.Response(body=answer) if isinstance(answer, bytes) else web.json_response(answer)
 
 
-def command(output: str, error: str = "", returncode: int = 0) -> dict[str, Any]:
+def command(output: str, error: str = "", returncode: int = 0, out_of_memory: bool = False) -> dict[str, Any]:
     """The answer of `/execute` to a command."""
-    return {"status": "success", "output": output, "error": error, "returncode": returncode}
+    return {
+        "status": "success",
+        "output": output,
+        "error": error,
+        "returncode": returncode,
+        "out_of_memory": out_of_memory,
+    }
+
+
+def error_body(message: str) -> dict[str, str]:
+    """The body of an error."""
+    return {"status": "error", "message": message, "error": message}
+
+
+def timed_out(limit_s: float = 120.0) -> Handler:
+    """The answer of `/execute` when it has killed the command at its limit."""
+    return status(500, error_body(f"the command was killed: it timed out after {limit_s:g} seconds"))
+
+
+def no_program(path: str) -> Handler:
+    """The answer of `/execute` to a program that does not exist."""
+    return status(500, error_body(f"[Errno 2] No such file or directory: '{path}'"))
 
 
 def status(code: int, body: Any = None) -> Handler:
     """Answer with this HTTP status."""
 
     async def answer(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(status=code, text=json.dumps(body or {"status": "error", "message": "on demand"}))
+        return web.Response(status=code, text=json.dumps(body or error_body("on demand")))
 
     return answer
 

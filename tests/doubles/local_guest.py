@@ -1,7 +1,8 @@
 """A guest server without a guest: it answers OSWorld's protocol and runs `/execute` on this machine.
 
 Good for the journal's logic, which is files and processes. It cannot prove that a desktop does anything: no display, no
-pyautogui, no user of its own, and no network whose connections break by themselves. tests/integration does that.
+pyautogui, no user of its own, and no network whose connections break by themselves. tests/integration does that, and
+tests/integration/test_guest_contract.py compares its words with those of the real server.
 """
 
 import asyncio
@@ -15,6 +16,11 @@ import httpx
 
 from rollbook.desktop.client import GuestClient, Retry
 from rollbook.guest.http import Endpoint
+
+
+def refusal(message: str, status: int) -> tuple[int, bytes]:
+    """Status and body of an error."""
+    return status, json.dumps({"status": "error", "message": message, "error": message}).encode()
 
 
 @dataclass
@@ -56,26 +62,28 @@ class LocalGuest(httpx.AsyncBaseTransport):
         if path in self.answers:
             return self.answers[path]
         if path == "/execute":
-            return await self._execute(json.loads(body)["command"])
+            try:
+                return await self._execute(json.loads(body)["command"])
+            except (ValueError, TypeError):
+                return refusal("the request body must be a JSON object", 400)
         if path == "/setup/upload":
             return self._upload(request.headers["content-type"], body)
         if path == "/screenshot" and self.images:
             return self.images.pop(0) if len(self.images) > 1 else self.images[0]
-        return 404, b"{}"
+        return refusal("not found", 404)
 
     async def _execute(self, command: list[str]) -> tuple[int, bytes]:
         try:
             process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1)
         except OSError as error:
-            return 500, json.dumps({"status": "error", "message": str(error)}).encode()
+            return refusal(str(error), 500)
         self.processes.add(process)
         try:
             output, errors = await asyncio.wait_for(process.communicate(), self.limit_s)
         except TimeoutError:
             process.kill()
             await process.wait()
-            message = f"Command '…' timed out after {self.limit_s} seconds"
-            return 500, json.dumps({"status": "error", "message": message}).encode()
+            return refusal(f"the command was killed: it timed out after {self.limit_s:g} seconds", 500)
         finally:
             self.processes.discard(process)
         answer = {
@@ -83,6 +91,7 @@ class LocalGuest(httpx.AsyncBaseTransport):
             "output": output.decode(errors="replace"),
             "error": errors.decode(errors="replace"),
             "returncode": process.returncode,
+            "out_of_memory": False,
         }
         return 200, json.dumps(answer).encode()
 

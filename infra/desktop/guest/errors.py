@@ -10,7 +10,10 @@ class GuestError(Exception):
 
 
 class CommandTimeout(GuestError):
-    """A command was still running at its limit; its whole process group has been killed."""
+    """A command was still running at its limit; its whole process group has been killed.
+
+    The message ends as that of OSWorld's own server does: readers know the case by these words.
+    """
 
     def __init__(self, limit_s: float) -> None:
-        super().__init__(f"command was killed: it was still running after {limit_s:g} seconds", 500)
+        super().__init__(f"the command was killed: it timed out after {limit_s:g} seconds", 500)

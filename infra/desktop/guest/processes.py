@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from typing import IO
 
 from guest.errors import CommandTimeout, GuestError
+from guest.memory import oom_kills
 
 Command = str | list[str]
 
 _CHUNK_BYTES = 65536
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Return codes of a killed command, and of a shell whose last command was killed."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,9 @@ class Completed:
     output: str
     error: str
     returncode: int
+    out_of_memory: bool
+    """The kernel killed it, or what its shell waited for, because the desktop's memory was exhausted. A command that
+    kills itself has the same return code, but that is its own doing."""
 
 
 def parse(command: object, shell: bool) -> Command:
@@ -68,6 +74,7 @@ def run(
     protocol has it) when the command cannot be started.
     """
     stderr = subprocess.STDOUT if merge else subprocess.PIPE
+    kills = oom_kills()
     process = _start(command, shell=shell, cwd=cwd, stdout=subprocess.PIPE, stderr=stderr)
     try:
         output = _Output(process.stdout, max_output_bytes)
@@ -79,7 +86,8 @@ def run(
     except RuntimeError as trouble:  # no thread: an output that is not read must not pass for an empty one
         kill_group(process)
         raise GuestError(f"the command's output cannot be read: {trouble}", 500) from trouble
-    return Completed(output.so_far(), error.so_far() if error else "", returncode)
+    starved = returncode in _KILLED and oom_kills() > kills
+    return Completed(output.so_far(), error.so_far() if error else "", returncode, starved)
 
 
 def launch(command: Command, *, shell: bool) -> None:

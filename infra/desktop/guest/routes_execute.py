@@ -72,6 +72,7 @@ def run_python() -> tuple[dict, int]:
         "output": done.output,
         "error": done.error,
         "return_code": done.returncode,
+        "out_of_memory": done.out_of_memory,
         "need_more": False,
     }, 200
 
@@ -94,7 +95,7 @@ def run_bash_script() -> dict:
         except CommandTimeout as timeout:
             return {"status": "error", "output": "", "error": str(timeout), "returncode": -1}
     status = "success" if done.returncode == 0 else "error"
-    return {"status": status, "output": done.output, "error": done.error, "returncode": done.returncode}
+    return {"status": status, **asdict(done)}
 
 
 def _run(body: dict) -> processes.Completed:

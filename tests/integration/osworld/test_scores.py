@@ -18,7 +18,7 @@ from rollbook.guest.http import Endpoint
 from rollbook.osworld import runner
 from rollbook.osworld.capabilities import capabilities, survey
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment, verify_unmodified
-from tests.doubles.http_guest import HttpGuest, command, half, reset, silence, status
+from tests.doubles.http_guest import HttpGuest, command, half, reset, silence, status, timed_out
 from tests.support.osworld import (
     TASK_ID,
     Run,
@@ -131,6 +131,37 @@ async def test_an_evaluator_that_could_not_look_gives_no_score(run: Run, guest: 
     result = await run("evaluate", task())
     assert (result.status, result.value, result.error_type) == ("failed", None, "GuestExchangeFailed")
     assert (result.guest_failed, result.guest_alive_after) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (timed_out(), "killed at its limit"),
+        (command("half", returncode=-9, out_of_memory=True), "killed for lack of memory"),
+        ({"status": "success", "output": "half", "error": "", "returncode": -9}, "killed for lack of memory"),
+    ],
+)
+@pytest.mark.parametrize("phase", ["prepare", "postconfig"])
+async def test_a_killed_step_is_not_done(run: Run, guest: HttpGuest, answer: Any, words: str, phase: str) -> None:
+    guest.routes["/setup/execute"] = answer
+    steps = [{"type": "execute", "parameters": {"command": ["make"]}}]
+    result = await run(phase, {**task(postconfig=steps), "config": steps})
+    assert (result.status, result.value, result.error_type) == ("failed", None, "CommandKilled")
+    assert words in result.error_message
+    assert not result.guest_failed
+
+
+async def test_a_command_that_the_kernel_killed_is_no_answer(run: Run, guest: HttpGuest) -> None:
+    """Without memory the desktop does not show what the agent left. A script that ends itself is the agent's fact."""
+    guest.routes["/execute"] = command("no\n", returncode=-9, out_of_memory=True)
+    starved = await run("evaluate", task())
+    assert (starved.status, starved.value, starved.error_type) == ("failed", None, "CommandKilled")
+    assert not starved.guest_failed, "a policy must not gain another attempt by it"
+    guest.routes["/execute"] = command("no\n", returncode=-9)
+    assert (await run("evaluate", task())).value == 0.0
+    stock = {name: value for name, value in command("no\n", returncode=-9).items() if name != "out_of_memory"}
+    guest.routes["/execute"] = stock
+    assert (await run("evaluate", task())).value is None, "OSWorld's own server does not say why"
 
 
 async def to_a_closed_port(_: web.BaseRequest) -> web.StreamResponse:
