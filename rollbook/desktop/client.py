@@ -11,11 +11,11 @@ import httpx
 
 from rollbook.errors import ActionFailed, SandboxLost
 from rollbook.guest.http import (
-    MAX_SCREENSHOT_BYTES,
     TIMED_OUT,
     Endpoint,
     ask_guest,
     guest_http,
+    max_screenshot_bytes,
     parse_guest_json,
     read_nonce,
     screenshot_size,
@@ -110,7 +110,7 @@ class GuestClient:
         """The screen as a PNG that decodes. A guest that is alive but shows nothing is lost as well."""
 
         async def read() -> bytes:
-            png = await self._get("/screenshot", self._read_timeout_s, MAX_SCREENSHOT_BYTES)
+            png = await self._get("/screenshot", self._read_timeout_s, max_screenshot_bytes(self.screen))
             try:
                 await asyncio.to_thread(screenshot_size, png, self.screen)
             except ValueError as error:

@@ -167,9 +167,16 @@ PROBE_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
 PROBE_TOTAL_S = 15.0
 
 
-MAX_SCREENSHOT_BYTES = 64 * 1024 * 1024
 MAX_PIXELS = 7680 * 4320
 """The biggest screen that a contract may ask for; a bigger picture is not unpacked."""
+BLANK_SHARE = 0.99
+"""A screen of which one colour covers more is not drawn yet; a bare desktop's panel alone covers two hundredths."""
+
+
+def max_screenshot_bytes(screen: tuple[int, int] | None) -> int:
+    """Longest PNG of a screen, of the biggest one if None: four bytes a pixel, which no PNG needs to exceed."""
+    width, height = screen or (MAX_PIXELS, 1)
+    return 4 * width * height + 64 * 1024
 
 
 def screenshot_size(png: bytes, screen: tuple[int, int] | None = None) -> tuple[int, int]:
@@ -189,6 +196,18 @@ def screenshot_size(png: bytes, screen: tuple[int, int] | None = None) -> tuple[
         raise ValueError(f"a picture of {width}×{height} pixels is not a screen; the biggest has {MAX_PIXELS}")
     _decode(png, (width, height))
     return width, height
+
+
+def require_content(png: bytes) -> None:
+    """Raises ValueError for a screenshot of one colour only, such as that of a screen before it is drawn."""
+    with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+        sample = image.convert("RGB").resize(
+            (max(1, image.width // 4), max(1, image.height // 4)), Image.Resampling.NEAREST
+        )
+    pixels = sample.width * sample.height
+    most = max(count for count, _ in sample.getcolors(pixels) or [(0, None)])
+    if most > BLANK_SHARE * pixels:
+        raise ValueError(f"the screen is blank: one colour covers {100 * most // pixels} % of it")
 
 
 def _decode(png: bytes, size: tuple[int, int]) -> None:
@@ -216,7 +235,7 @@ async def wait_ready(
     poll_s: float,
     on_progress: OnProgress,
 ) -> None:
-    """Poll `GET /screenshot` until it is a real picture; `still_running` raises when waiting has become pointless.
+    """Poll `GET /screenshot` until it shows a desktop; `still_running` raises when waiting has become pointless.
 
     Raises SandboxStartFailed with the last reason after `timeout_s`.
     """
@@ -237,7 +256,7 @@ async def wait_ready(
 async def _look(client: httpx.AsyncClient, screen: tuple[int, int]) -> str | None:
     try:
         status, png = await ask_guest(
-            client, "GET", "/screenshot", max_bytes=MAX_SCREENSHOT_BYTES, total_s=PROBE_TOTAL_S
+            client, "GET", "/screenshot", max_bytes=max_screenshot_bytes(screen), total_s=PROBE_TOTAL_S
         )
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
@@ -245,6 +264,7 @@ async def _look(client: httpx.AsyncClient, screen: tuple[int, int]) -> str | Non
         return f"HTTP {status}: {png[:200].decode(errors='replace').strip()}"
     try:
         await asyncio.to_thread(screenshot_size, png, screen)
+        await asyncio.to_thread(require_content, png)
     except ValueError as error:
         return str(error)
     return None

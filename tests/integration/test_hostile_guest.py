@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import io
 import json
+import os
 import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from PIL import Image
 
 from rollbook.desktop.client import MAX_OUTPUT_BYTES, GuestClient, GuestRefused, Retry
 from rollbook.desktop.journal import MARK, ActionResult, Patience, perform, read_journal
@@ -130,6 +133,41 @@ async def test_no_start_hangs_on_a_screenshot(guest: HttpGuest) -> None:
                 poll_s=1,
                 on_progress=lambda _: None,
             )
+
+
+async def test_a_blank_screen_is_not_ready(guest: HttpGuest) -> None:
+    """A display that is up before the desktop shows black and a pointer; a PNG of that has six kilobytes."""
+
+    async def start(screen: Image.Image) -> None:
+        async def running() -> None:
+            return None
+
+        buffer = io.BytesIO()
+        screen.save(buffer, "PNG")
+        guest.routes["/screenshot"] = buffer.getvalue()
+        size, options = (1920, 1080), {"timeout_s": 0.0, "poll_s": 1.0}
+        await wait_ready(Endpoint(guest.url), size, still_running=running, on_progress=lambda _: None, **options)
+
+    for colour in ("black", "#300a24"):
+        screen = Image.new("RGB", (1920, 1080), colour)
+        screen.paste(Image.effect_noise((40, 60), 60).convert("RGB"), (960, 540))
+        with pytest.raises(SandboxStartFailed, match="blank: one colour covers 99 %"):
+            await start(screen)
+        screen.paste(Image.effect_noise((1920, 32), 60).convert("RGB"), (0, 0))  # a panel above a plain background
+        await start(screen)
+
+
+async def test_a_picture_longer_than_its_pixels_is_not_kept(guest: HttpGuest) -> None:
+    """62 MiB at every step, most of it behind the picture."""
+    guest.routes["/screenshot"] = with_chunk(b"teST", bytes(62 * 2**20))
+    async with GuestClient(Endpoint(guest.url), retry=Retry(()), screen=(320, 240)) as client:
+        with pytest.raises(SandboxLost, match="longer than"):
+            await observe(client)
+        noise = Image.frombytes("RGBA", (320, 240), os.urandom(320 * 240 * 4))
+        buffer = io.BytesIO()
+        noise.save(buffer, "PNG", compress_level=0)
+        guest.routes["/screenshot"] = buffer.getvalue()
+        assert (await observe(client)).width == 320, "no real picture is refused"
 
 
 def big_picture() -> bytes:
