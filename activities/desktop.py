@@ -85,6 +85,7 @@ class DesktopActivities:
                     action,
                     runtime=contract.action_runtime,
                     timeout_s=contract.limits.action_timeout_s,
+                    first_try=activity.info().attempt == 1,
                 )
                 done.append(
                     {

@@ -72,8 +72,10 @@ class Driver(Protocol):
         """Observe the screen, which must have the contract's width and height in pixels; raises SandboxLost."""
         ...
 
-    async def perform(self, op_id: str, action: str, *, runtime: str, timeout_s: float) -> ActionResult:
-        """Run one action at most once; raises SandboxLost."""
+    async def perform(
+        self, op_id: str, action: str, *, runtime: str, timeout_s: float, first_try: bool = False
+    ) -> ActionResult:
+        """Run one action at most once; raises SandboxLost. `first_try`: no earlier try can have sent it."""
         ...
 
     async def postconfig(self, job: Job, note: Note, keep: Keep) -> Files:

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,6 +12,7 @@ from models.episode import DesktopRef
 from models.outcome import Infra, TerminalAction
 from rollbook.desktop.client import GuestClient
 from rollbook.desktop.driver import Files, Job, Keep, Note, Scored
+from rollbook.desktop.inside import guest_program
 from rollbook.desktop.journal import ActionResult, perform
 from rollbook.desktop.observe import RawObservation, observe
 from rollbook.desktop.runtimes import probe_runtime
@@ -73,10 +73,17 @@ class HttpDriver:
         self._client.screen = screen
         return await observe(self._client, a11y=accessibility_tree, terminal=terminal)
 
-    async def perform(self, op_id: str, action: str, *, runtime: str, timeout_s: float) -> ActionResult:
+    async def perform(
+        self, op_id: str, action: str, *, runtime: str, timeout_s: float, first_try: bool = False
+    ) -> ActionResult:
         """See `Driver.perform`."""
         return await perform(
-            self._client, op_id=op_id, action=action, runtime=runtime_named(runtime), timeout_s=timeout_s
+            self._client,
+            op_id=op_id,
+            action=action,
+            runtime=runtime_named(runtime),
+            timeout_s=timeout_s,
+            first_try=first_try,
         )
 
     async def postconfig(self, job: Job, note: Note, keep: Keep) -> Files:
@@ -87,7 +94,7 @@ class HttpDriver:
             return {}
         names = written_by(steps)
         endpoints = await self._equip(job)
-        claim = await claim_phase(self._client, "postconfig", job.token)
+        claim = await claim_phase(self._client, "postconfig", job.token, first_try=job.first_try)
         if claim.state != "claimed":
             # The agent could have written this claim: it must not skip the postconfig or force a new attempt.
             if job.first_try:
@@ -214,7 +221,6 @@ async def _log(result: PhaseResult) -> bytes:
 
 PhaseState = Literal["claimed", "done", "interrupted"]
 
-DIRECTORY = "/tmp/.rollbook-phases"
 _MARK = "@@rollbook-phase@@"
 _TRIES = 4
 
@@ -228,13 +234,14 @@ class PhaseClaim:
     """The note of its end. The guest is hostile: it must be checked before it is used."""
 
 
-async def claim_phase(client: GuestClient, phase: str, token: str) -> PhaseClaim:
+async def claim_phase(client: GuestClient, phase: str, token: str, *, first_try: bool = False) -> PhaseClaim:
     """Claim `phase` on this desktop for the try that `token` names; safe to repeat with the same token.
 
-    `claimed`: begin. `done`: it has ended here before. `interrupted`: another try began it and its end is
-    unknown. Raises SandboxLost.
+    `claimed`: begin. `done`: it has ended here before. `interrupted`: another try began it, or may have begun it since
+    records were removed and this is not the `first_try`. The claim of `prepare` opens the desktop's records. Raises
+    SandboxLost.
     """
-    answer = await _ask(client, phase, "claim", token=token)
+    answer = await _ask(client, phase, "claim", token=token, first=first_try)
     if answer.get("state") not in ("claimed", "done", "interrupted"):
         raise ActionFailed(f"unexpected answer to the claim of phase {phase}: {answer!r:.200}")
     return PhaseClaim(answer["state"], str(answer.get("note", "")))
@@ -245,10 +252,8 @@ async def finish_phase(client: GuestClient, phase: str, note: str = "") -> None:
     await _ask(client, phase, "finish", note=note)
 
 
-async def _ask(client: GuestClient, phase: str, verb: str, *, token: str = "", note: str = "") -> dict[str, Any]:
-    source = resources.files("rollbook.desktop.inside").joinpath("phase.py").read_text()
-    request = {"directory": DIRECTORY, "phase": phase, "verb": verb, "token": token, "note": note}
-    command = ["python3", "-c", f"{source}\nmain({request!r})"]
+async def _ask(client: GuestClient, phase: str, verb: str, **request: Any) -> dict[str, Any]:
+    command = ["python3", "-c", guest_program("phase", {"phase": phase, "verb": verb, **request})]
     for number in range(1, _TRIES + 1):
         try:
             result = await client.execute(command, timeout_s=30)

@@ -1,32 +1,33 @@
 """Actions that happen at most once: the host's side of the journal inside the guest.
 
-Every action is shipped together with the journal's own code (`guest/journal.py`) through the stock `/execute`, so any
+Every action is shipped together with the journal's own code (`inside/journal.py`) through the stock `/execute`, so any
 OSWorld guest works. See docs/explanation/action-journal.md for what this proves and what it cannot.
 """
 
 import asyncio
 import hashlib
-import json
 import math
 import time
 import uuid
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any, Literal, get_args
 
 from rollbook.desktop.client import ExecuteResult, GuestClient, GuestRefused, GuestReplaced
+from rollbook.desktop.inside import guest_program
 from rollbook.desktop.runtimes import ActionRuntime
 from rollbook.errors import ActionFailed, SandboxLost
 from rollbook.guest.http import parse_guest_json
 
 Status = Literal["ok", "raised", "timeout", "in_doubt", "refused"]
 
-JOURNAL_DIR = "/tmp/.rollbook-journal"
-"""In the guest. Hidden, so that `rm /tmp/*` spares it; lost with the guest, as everything it describes."""
+CODE_FILES = "/var/tmp/.rollbook-action"
+"""Beginning of the path of a long action's code in the guest."""
 
 GUEST_LIMIT_S = 120.0
 """The guest server kills a command after this long."""
+GUEST_MARGIN_S = 2.0
+"""An action is stopped this long before the guest server would kill it: then its end is recorded, and known to every
+later delivery too."""
 
 MAX_ARGUMENT_BYTES = 100_000
 """Linux takes 128 KiB per argument; longer code travels as a file."""
@@ -35,7 +36,7 @@ MAX_CODE_BYTES = 8 * 1024 * 1024
 
 MARK = "@@rollbook-journal@@ "
 
-_SOUND = frozenset({"absent", "running", "orphaned", "done", "conflict", "unknown"})
+_SOUND = frozenset({"absent", "running", "orphaned", "lost", "done", "conflict", "unknown"})
 """States that the journal, and the host about its silence, can report; any other is trouble."""
 
 
@@ -105,15 +106,17 @@ class _Operation:
         self._digest = hashlib.sha256(self._raw).hexdigest()
         self._source = {"code": code}
 
-    async def deliver(self, answer_timeout_s: float) -> dict[str, Any]:
+    async def deliver(self, answer_timeout_s: float, *, first: bool) -> dict[str, Any]:
         """Send the action. The claim in the guest makes a second delivery harmless."""
         await self._client.verify()
-        program = self._program("run", call=self.call_id, timeout_s=self.timeout_s, **self._source)
+        request = {"call": self.call_id, "first": first}
+        request["timeout_s"] = min(self.timeout_s, GUEST_LIMIT_S - GUEST_MARGIN_S)
+        program = self._program("run", **request, **self._source)
         if len(program) > MAX_ARGUMENT_BYTES:
-            path = f"{JOURNAL_DIR}-{self._digest}.py"
+            path = f"{CODE_FILES}-{self._digest}.py"
             await self._client.upload(path, self._raw)
             self._source = {"code_file": path}
-            program = self._program("run", call=self.call_id, timeout_s=self.timeout_s, **self._source)
+            program = self._program("run", **request, **self._source)
         return await self._ask(program, answer_timeout_s)
 
     async def probe(self, answer_timeout_s: float) -> dict[str, Any]:
@@ -125,12 +128,11 @@ class _Operation:
         return await self._ask(self._program("settle", verdict=verdict, why=why, kill=True), answer_timeout_s)
 
     def _program(self, do: str, **request: Any) -> str:
-        return guest_program(do, op=self.op_id, digest=self._digest, **request)
+        return guest_program("journal", {"do": do, "op": self.op_id, "digest": self._digest, **request})
 
     async def _ask(self, program: str, timeout_s: float) -> dict[str, Any]:
         result = await self._client.execute([self._interpreter, "-c", program], timeout_s=timeout_s)
-        if not result.ok and "timed out after" in result.error:
-            self.killed_by_guest = True
+        self.killed_by_guest |= result.timed_out
         answer = guest_answer(result)
         if answer is None or answer.get("op") != self.op_id:
             return {"state": "unreadable", "error": (result.error or result.output)[-500:] or "no output"}
@@ -140,8 +142,9 @@ class _Operation:
 class _Delivery:
     """Insists on one op until its end is recorded: which request comes next, and when to stop asking."""
 
-    def __init__(self, op: _Operation, patience: Patience) -> None:
+    def __init__(self, op: _Operation, patience: Patience, first_try: bool) -> None:
         self._op = op
+        self._first_try = first_try
         self._patience = patience
         self._deadline = time.monotonic() + op.timeout_s + patience.grace_s
         self._deliveries = 0
@@ -172,7 +175,11 @@ class _Delivery:
             self._deliveries += 1
             if self._deliveries > patience.deliveries:
                 raise ActionFailed(f"action {self._op.op_id} was sent {patience.deliveries} times and never began")
-            return await self._op.deliver(min(self._op.timeout_s, GUEST_LIMIT_S) + patience.grace_s)
+            first = self._first_try and self._deliveries == 1
+            return await self._op.deliver(min(self._op.timeout_s, GUEST_LIMIT_S) + patience.grace_s, first=first)
+        if state == "lost":
+            why = "the desktop's record of it was removed: it may have run"
+            return await self._op.settle("in_doubt", why, patience.probe_timeout_s)
         if state == "running" and now > self._deadline:
             why = f"stopped by the host after {self._op.timeout_s:g} s"
             return await self._op.settle("timeout", why, patience.probe_timeout_s)
@@ -218,13 +225,17 @@ async def perform(
     runtime: ActionRuntime,
     timeout_s: float = GUEST_LIMIT_S,
     patience: Patience | None = None,
+    first_try: bool = False,
 ) -> ActionResult:
     """Perform an action at most once under `op_id` and return how it ended; a repeat returns the recorded end.
+
+    `first_try`: the action cannot have been sent before, so that it may run on a desktop whose records were removed.
+    Without it such an action is `in_doubt`.
 
     Raises SandboxLost when the guest stops answering, ActionFailed when it answers but the action cannot be delivered.
     """
     op = _Operation(client, op_id, runtime.code(action), runtime.interpreter, timeout_s)
-    answer = await _Delivery(op, patience or Patience()).run()
+    answer = await _Delivery(op, patience or Patience(), first_try).run()
     if answer["state"] == "conflict":
         error = f"op_conflict: other code (sha256 {str(answer.get('claimed'))[:12]}…) was claimed under this op id"
         return ActionResult(op_id, "refused", error, True, None, None)
@@ -262,7 +273,7 @@ def _finite(number: Any) -> float:
 
 async def read_journal(client: GuestClient, interpreter: str = "python") -> list[JournalEntry]:
     """Everything that the guest's journal holds, oldest first. Raises SandboxLost, ActionFailed."""
-    result = await client.execute([interpreter, "-c", guest_program("dump")], timeout_s=30.0)
+    result = await client.execute([interpreter, "-c", guest_program("journal", {"do": "dump"})], timeout_s=30.0)
     answer = guest_answer(result)
     if answer is None or answer["state"] != "dump":
         why = (result.error or result.output)[-500:]
@@ -278,12 +289,6 @@ async def read_journal(client: GuestClient, interpreter: str = "python") -> list
         ) from trouble
 
 
-def guest_program(do: str, **request: Any) -> str:
-    """The Python program that makes the guest's journal answer one request."""
-    message = json.dumps({"do": do, "directory": JOURNAL_DIR, **request})
-    return f"{_prologue()}\n\nmain(json.loads({message!r}))\n"
-
-
 def guest_answer(result: ExecuteResult) -> dict[str, Any] | None:
     """The journal's line within whatever else was printed; None when there is none. The last one counts."""
     for line in reversed(result.output.splitlines()):
@@ -292,8 +297,3 @@ def guest_answer(result: ExecuteResult) -> dict[str, Any] | None:
             if isinstance(answer, dict) and isinstance(answer.get("state"), str):
                 return answer
     return None
-
-
-@cache
-def _prologue() -> str:
-    return (files("rollbook.desktop") / "inside" / "journal.py").read_text()

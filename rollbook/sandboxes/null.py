@@ -57,7 +57,9 @@ class NullDriver:
             PIXEL, 1, 1, "" if accessibility_tree else None, "" if terminal else None, datetime.now(UTC)
         )
 
-    async def perform(self, op_id: str, action: str, *, runtime: str, timeout_s: float) -> ActionResult:
+    async def perform(
+        self, op_id: str, action: str, *, runtime: str, timeout_s: float, first_try: bool = False
+    ) -> ActionResult:
         """Every action succeeds at once."""
         return ActionResult(op_id, "ok", None, False, None, 0.0)
 

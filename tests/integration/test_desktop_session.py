@@ -11,6 +11,11 @@ import docker
 import httpx
 import pytest
 
+from rollbook.desktop.client import GuestClient
+from rollbook.desktop.http_driver import claim_phase
+from rollbook.desktop.journal import perform
+from rollbook.desktop.runtimes import CANONICAL
+from rollbook.guest.http import Endpoint
 from rollbook.osworld.environment import ensure_environment
 from tests.support.desktop import Desktop, StartDesktop, desktops, eventually
 
@@ -44,6 +49,61 @@ async def test_a_command_at_its_limit_is_killed_with_all_it_started(start_deskto
     assert await desktop.output("pgrep -fx 'sleep 55.5' | wc -l") == "0\n"
     script = {"script": "echo begun; sleep 30", "timeout": 0.5}
     assert (await desktop.http.post("/run_bash_script", json=script)).json()["returncode"] == -1
+
+
+async def test_an_action_past_the_servers_limit_is_a_timeout(start_desktop: StartDesktop) -> None:
+    """Its own watchdog is later here, or does not run while C code holds the interpreter."""
+    desktop = await start_desktop(environment={"ROLLBOOK_GUEST_EXECUTE_TIMEOUT_S": "4"})
+    async with GuestClient(Endpoint(str(desktop.http.base_url))) as client:
+        await claim_phase(client, "prepare", "setup")
+        for _ in range(2):
+            result = await perform(client, op_id="op", action="time.sleep(200)", runtime=CANONICAL)
+            assert (result.status, "guest server" in str(result.error)) == ("timeout", True)
+
+
+async def test_a_command_without_memory_is_told_from_one_that_kills_itself(start_desktop: StartDesktop) -> None:
+    desktop = await start_desktop(mem_limit="600m", memswap_limit="600m")
+    eater = "python3 -c 'x = b\"x\" * 2_000_000_000'"
+    for command, code in ((["sh", "-c", f"exec {eater}"], -9), (["sh", "-c", f"{eater}; exit $?"], 137)):
+        answer = await desktop.execute(command)
+        assert (answer["returncode"], answer["out_of_memory"]) == (code, True)
+    answer = await desktop.execute(["sh", "-c", "kill -9 $$"])
+    assert (answer["returncode"], answer["out_of_memory"]) == (-9, False)
+    script = (await desktop.http.post("/run_bash_script", json={"script": eater})).json()
+    assert (script["returncode"], script["out_of_memory"]) == (137, True)
+
+
+async def test_an_application_that_does_not_answer_is_an_error(start_desktop: StartDesktop) -> None:
+    desktop = await start_desktop()
+    await desktop.execute(["xdotool", "key", "ctrl+alt+t"])
+    await desktop.execute("(setsid gedit > /dev/null 2>&1 &)")
+
+    async def tree() -> str:
+        reply = await desktop.http.get("/accessibility")
+        return str(reply.json()["AT"]) if reply.status_code == 200 else ""
+
+    async def both_shown() -> bool:
+        return 'name="gedit"' in (shown := await tree()) and "gnome-terminal" in shown
+
+    assert await eventually(both_shown, 40)
+    await desktop.execute(["wmctrl", "-a", "Terminal"])
+    assert await eventually(desktop.terminal)
+    await desktop.execute("pkill -STOP -x gedit")
+    reply = await desktop.http.get("/accessibility")
+    assert (reply.status_code, "does not answer" in reply.json()["message"]) == (500, True), reply.text[:500]
+    assert await desktop.terminal(), "another application that is stopped does not concern the terminal"
+    await desktop.execute("pkill -9 -x gedit")
+    assert 'name="gedit"' not in await tree()
+    await desktop.execute("pkill -STOP -f gnome-[t]erminal-server")
+    assert (await desktop.http.get("/terminal")).status_code == 500
+    await desktop.execute("pkill -9 -f gnome-[t]erminal-server")
+    assert await desktop.terminal() == ""
+
+
+async def test_a_tree_that_cannot_be_read_in_time_is_an_error(start_desktop: StartDesktop) -> None:
+    desktop = await start_desktop(environment={"ROLLBOOK_GUEST_ACCESSIBILITY_TIMEOUT_S": "0.01"})
+    reply = await desktop.http.get("/accessibility")
+    assert (reply.status_code, reply.json()["status"]) == (500, "error")
 
 
 async def test_nonce_names_the_boot(start_desktop: StartDesktop) -> None:

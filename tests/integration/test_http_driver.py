@@ -30,7 +30,7 @@ from rollbook.osworld.environment import ensure_environment
 from rollbook.sandboxes.docker.provider import DockerProvider
 from rollbook.sandboxes.provider import SandboxSpec
 
-SPEC = {"task_set": "demo", "policy": {"kind": "noop"}, "action_runtime": "exact-input"}
+SPEC = {"task_set": "demo", "policy": {"kind": "noop"}, "action_runtime": "exact-input-2"}
 CONTRACT = contract_of(read_spec(SPEC), Resolved())
 
 
@@ -87,6 +87,12 @@ class Bench:
         async with GuestClient(self.guest) as client:
             return (await client.execute(["sh", "-c", command])).output
 
+    async def root(self, command: str) -> None:
+        """As the agent does it, with the password that OSWorld gives it."""
+        async with GuestClient(self.guest) as client:
+            done = await client.execute(["sh", "-c", 'echo password | sudo -S sh -c "$0"', command])
+        assert done.returncode == 0, done.error
+
 
 def quiet(note: str) -> None:
     """No server listens."""
@@ -94,8 +100,13 @@ def quiet(note: str) -> None:
 
 @pytest.fixture
 async def bench(
-    docker_client: docker.DockerClient, deployment_id: str, desktop_image: str, tmp_path: Path
+    request: pytest.FixtureRequest,
+    docker_client: docker.DockerClient,
+    deployment_id: str,
+    desktop_image: str,
+    tmp_path: Path,
 ) -> AsyncIterator[Bench]:
+    """A desktop; an indirect parameter is its environment."""
     provider = DockerProvider(deployment_id, max_desktops=8)
     spec = SandboxSpec(
         deployment=deployment_id,
@@ -105,6 +116,7 @@ async def bench(
         vnc_port=provider.vnc_port,
         ready_timeout_s=120.0,
         cleanup_timeout_s=30.0,
+        env=getattr(request, "param", {}),
     )
     handle = await provider.create(spec)
     guest = await provider.endpoint(handle.sandbox_id, GUEST_PORT)
@@ -144,17 +156,16 @@ async def test_an_end_of_setup_that_says_nothing_of_its_files_is_an_interrupted_
     task = two_files()
     await bench.driver.prepare(bench.job(task), quiet, bench.keep)
     for note in ("", "[]", '{"other": {"sha256": "' + "0" * 64 + '", "size_bytes": 1, "media_type": "x"}}'):
-        await bench.shell(f"for f in /tmp/.rollbook-phases/*.done; do printf '%s' '{note}' > $f; done")
+        await bench.root(f"for f in /run/rollbook/records/*.done; do printf '%s' '{note}' > $f; done")
         with pytest.raises(SetupInterrupted):
             await bench.driver.prepare(bench.job(task), quiet, bench.keep)
 
 
-@pytest.mark.parametrize("forged", [["claim"], ["claim", "done"]])
+@pytest.mark.parametrize("forged", [["claimed"], ["claimed", "done"]])
 async def test_an_agent_spares_itself_no_postconfig_and_gains_no_attempt(bench: Bench, forged: list[str]) -> None:
     """Two empty files of the desktop's user once made the evaluator look at what postconfig would have taken away."""
-    await bench.shell("mkdir -p /tmp/.rollbook-phases")
     for name in forged:
-        await bench.shell(f"touch /tmp/.rollbook-phases/postconfig.{name}")
+        await bench.root(f"touch /run/rollbook/records/postconfig.{name}")
     with pytest.raises(EvaluatorError, match="not by us") as first:
         await bench.driver.postconfig(replace(bench.job(two_files()), first_try=True), quiet, bench.keep)
     assert not first.value.guest_failed, "or a fresh desktop would be its reward"
@@ -167,7 +178,7 @@ async def test_a_desktop_without_the_runtimes_tools_fails_setup_and_says_what_is
     await bench.shell(
         'd=$(python -m site --user-site); mkdir -p "$d"; echo \'raise ImportError("taken away")\' > "$d/pyautogui.py"'
     )
-    with pytest.raises(SetupFailed, match=r"action_runtime: exact-input needs .* pyautogui.*taken away"):
+    with pytest.raises(SetupFailed, match=r"action_runtime: exact-input-2 needs .* pyautogui.*taken away"):
         await bench.driver.prepare(bench.job(two_files()), quiet, bench.keep)
 
 
@@ -186,6 +197,23 @@ async def test_an_engine_that_is_away_does_not_leave_a_phase_half_begun(
             with pytest.raises(ProviderUnavailable):
                 await phase(bench.job(task), quiet, bench.keep)
         assert await phase(bench.job(task), quiet, bench.keep)
+
+
+@pytest.mark.parametrize("bench", [{"ROLLBOOK_GUEST_EXECUTE_TIMEOUT_S": "10"}], indirect=True)
+@pytest.mark.parametrize("phase", ["prepare", "postconfig"])
+async def test_a_command_of_setup_or_postconfig_that_was_killed_is_not_done(bench: Bench, phase: str) -> None:
+    """OSWorld's code logs the guest's 500 and goes on."""
+    killed = {"type": "execute", "parameters": {"command": ["sleep", "600"]}}
+    task = two_files()
+    task["config"] = [killed] if phase == "prepare" else []
+    task["evaluator"]["postconfig"] = [killed]
+    if phase == "prepare":
+        with pytest.raises(SetupFailed, match=r"killed at its limit"):
+            await bench.driver.prepare(bench.job(task), quiet, bench.keep)
+    else:
+        with pytest.raises(EvaluatorError, match=r"killed at its limit") as error:
+            await bench.driver.postconfig(replace(bench.job(task), first_try=True), quiet, bench.keep)
+        assert not error.value.guest_failed, "or a fresh desktop would be its reward"
 
 
 async def test_a_picture_of_another_size_is_no_observation(bench: Bench) -> None:

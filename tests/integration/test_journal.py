@@ -10,6 +10,7 @@ import docker
 import pytest
 
 from rollbook.desktop.client import GuestClient, GuestReplaced
+from rollbook.desktop.http_driver import claim_phase
 from rollbook.desktop.journal import ActionResult, Patience, perform, read_journal
 from rollbook.desktop.observe import observe
 from rollbook.desktop.runtimes import CANONICAL, EXACT_INPUT, ActionRuntime, probe_runtime
@@ -80,6 +81,7 @@ async def new_desk(deployment_id: str, image: str, rollout: str) -> AsyncIterato
     handle = await provider.create(spec)
     endpoint = await provider.endpoint(handle.sandbox_id, GUEST_PORT)
     async with GuestClient(endpoint) as client:
+        await claim_phase(client, "prepare", "setup")
         yield DesktopRef(handle.sandbox_id, endpoint, client)
     await provider.stop_key(spec.key)
     await provider.remove_networks()
@@ -200,6 +202,42 @@ async def test_an_action_longer_than_its_time(desktop: DesktopRef) -> None:
     assert result.status == "timeout"
     assert "sleep" not in await desktop.shell("ps -C python,python3 -o args= | grep 'rollbook-[j]ournal' || true")
     assert await desktop.marks() == 1
+
+
+REMOVE_ALL = (
+    "import subprocess; subprocess.run('rm -rf /tmp/* /tmp/.[!.]* /var/tmp/* /var/tmp/.[!.]* "
+    "/run/rollbook/records /run/rollbook/records.socket', shell=True)"
+)
+
+
+async def test_an_agent_that_removes_all_its_files_does_not_act_twice(
+    own_desk: DesktopRef, docker_client: docker.DockerClient
+) -> None:
+    """It empties /tmp, the journal with it, then the worker is killed: the next try must not begin the action again."""
+    desktop = own_desk
+    acted = "open('/home/user/acted', 'a').write('x')"
+    count = "wc -c < /home/user/acted"
+    done = await desktop.act("done", f"{acted}; {REMOVE_ALL}")
+    assert (done.status, done.repeated) == ("ok", False)
+    killed = f"{acted}; {REMOVE_ALL}; import os; os.kill(os.getpid(), 9)"
+    assert (await desktop.act("killed", killed)).status == "in_doubt"
+    again = await desktop.act("done", f"{acted}; {REMOVE_ALL}")
+    assert (again.status, again.repeated) == ("ok", True)
+    assert (await desktop.act("killed", killed)).status == "in_doubt"
+    assert (await claim_phase(desktop.client, "prepare", "another try")).state == "interrupted"
+    assert (await desktop.shell(count)).strip() == "2"
+    # root can remove the records; the loss shows
+    await desktop.shell("echo password | sudo -S rm -rf /run/rollbook/records")
+    lost = await desktop.act("done", f"{acted}; {REMOVE_ALL}")
+    assert (lost.status, "removed" in str(lost.error)) == ("in_doubt", True)
+    assert (await claim_phase(desktop.client, "postconfig", "another try")).state == "interrupted"
+    assert (await desktop.shell(count)).strip() == "2"
+    await desktop.shell("echo password | sudo -S pkill -9 -f init.[r]ecords")
+    assert (await desktop.act("next", acted)).status == "in_doubt"
+    result = await perform(
+        desktop.client, op_id="fresh", action=acted, runtime=CANONICAL, timeout_s=10.0, first_try=True
+    )
+    assert (result.status, (await desktop.shell(count)).strip()) == ("ok", "3")
 
 
 async def test_a_dead_desktop_is_lost_and_a_restarted_one_is_another(

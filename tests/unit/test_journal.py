@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rollbook.desktop import journal
+from rollbook.desktop import inside, journal
 from rollbook.desktop.client import GuestClient
+from rollbook.desktop.http_driver import claim_phase
 from rollbook.desktop.journal import ActionResult, Patience, perform, read_journal
 from rollbook.desktop.runtimes import ActionRuntime
 from rollbook.errors import ActionFailed, SandboxLost
@@ -46,15 +48,25 @@ class DesktopRef:
 
     def spoil_the_record(self, text: str) -> None:
         """Attacks of an agent that finds the journal."""
-        (record,) = Path(journal.JOURNAL_DIR).glob("*.result")
+        (record,) = Path(inside.RECORDS_DIRECTORY).glob("*.result")
         record.write_text(text)
 
     async def perform(
-        self, op_id: str, action: str, timeout_s: float = 20.0, patience: Patience = FAST
+        self,
+        op_id: str,
+        action: str,
+        timeout_s: float = 20.0,
+        patience: Patience = FAST,
+        first_try: bool = False,
     ) -> ActionResult:
-        runtime = PlainPython("canonical", self.interpreter)
         return await perform(
-            self.client, op_id=op_id, action=action, runtime=runtime, timeout_s=timeout_s, patience=patience
+            self.client,
+            op_id=op_id,
+            action=action,
+            runtime=PlainPython("canonical", self.interpreter),
+            timeout_s=timeout_s,
+            patience=patience,
+            first_try=first_try,
         )
 
     async def running(self, op_id: str) -> None:
@@ -69,9 +81,12 @@ class DesktopRef:
 
 @pytest.fixture
 async def desktop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DesktopRef]:
-    monkeypatch.setattr(journal, "JOURNAL_DIR", str(tmp_path / "journal"))
+    monkeypatch.setattr(inside, "RECORDS_DIRECTORY", str(tmp_path / "journal"))
+    monkeypatch.setattr(journal, "CODE_FILES", str(tmp_path / "action"))
     guest = LocalGuest()
     async with guest.client() as client:
+        await claim_phase(client, "prepare", "setup")
+        guest.requests = 0
         yield DesktopRef(guest, client, tmp_path / "marks")
 
 
@@ -226,6 +241,35 @@ async def test_another_code_under_the_same_id_is_refused(desktop: DesktopRef) ->
     assert desktop.executions() == 1
 
 
+async def test_an_action_whose_record_was_removed_is_not_begun_again(desktop: DesktopRef) -> None:
+    """A guest without the service of records: the agent's user can remove them, and then the worker is killed."""
+    remove = f"{desktop.mark}; import shutil; shutil.rmtree({inside.RECORDS_DIRECTORY!r})"
+    killed = f"{remove}; import os; os.kill(os.getpid(), 9)"
+    first = await desktop.perform("first", killed, first_try=True)
+    assert (first.status, desktop.executions()) == ("in_doubt", 1), "the removal in one call"
+    assert (await desktop.perform("first", killed)).status == "in_doubt"
+    assert (await desktop.perform("second", remove, first_try=True)).status == "ok", "not sent before, so it may run"
+    assert desktop.executions() == 2
+    shutil.rmtree(inside.RECORDS_DIRECTORY)
+    for op_id in ("first", "second", "third"):
+        again = await desktop.perform(op_id, desktop.mark)
+        assert (again.status, "removed" in str(again.error)) == ("in_doubt", True)
+    assert desktop.executions() == 2
+    assert (await desktop.perform("fourth", desktop.mark, first_try=True)).status == "ok"
+    late = await desktop.perform("fifth", desktop.mark)
+    assert (late.status, desktop.executions()) == ("in_doubt", 3), "records that were begun anew prove no absence"
+
+
+async def test_a_phase_whose_claim_was_removed_is_interrupted(desktop: DesktopRef) -> None:
+    assert (await claim_phase(desktop.client, "postconfig", "a")).state == "claimed"
+    assert (await claim_phase(desktop.client, "postconfig", "a")).state == "claimed", "the same try, repeated"
+    assert (await claim_phase(desktop.client, "postconfig", "b")).state == "interrupted"
+    shutil.rmtree(inside.RECORDS_DIRECTORY)
+    assert (await claim_phase(desktop.client, "postconfig", "c")).state == "interrupted"
+    shutil.rmtree(inside.RECORDS_DIRECTORY)
+    assert (await claim_phase(desktop.client, "postconfig", "d", first_try=True)).state == "claimed"
+
+
 @pytest.mark.parametrize(
     "spoilt",
     ['{"status": "ok"}', '[]', '{"status": "splendid", "error": null, "started_at": 1, "ended_at": 2}',
@@ -304,7 +348,7 @@ async def test_an_empty_journal_is_empty(desktop: DesktopRef) -> None:
     assert await desktop.journal() == []
 
 
-@pytest.mark.parametrize("name", ["journal.py", "exact_input.py"])
+@pytest.mark.parametrize("name", ["journal.py", "phase.py", "store.py", "exact_input.py"])
 def test_guest_code_is_python_3_8(name: str) -> None:
     source = (files("rollbook.desktop") / "inside" / name).read_text()
     ast.parse(source, feature_version=(3, 8))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from init import desktop, elevation, vnc
+from init import desktop, elevation, records, vnc
 from init.accounts import ROOT_ENVIRONMENT, RUN_DIR, USER, account
 from init.preparation import prepare
 from init.supervisor import Fatal, Supervisor, accepts
@@ -28,9 +28,12 @@ def main() -> int:
     supervisor = Supervisor()
     try:
         bus = f"/run/user/{user.uid}/bus"
-        supervisor.start(desktop.display_server(), desktop.message_bus(user), desktop.guest_server(user))
-        if not supervisor.wait_for(lambda: accepts("/tmp/.X11-unix/X0") and accepts(bus), DRAWN_WITHIN_S):
-            raise Fatal("display or session bus did not come up")
+        supervisor.start(
+            desktop.display_server(), desktop.message_bus(user), desktop.guest_server(user), records.service()
+        )
+        needed = ("/tmp/.X11-unix/X0", bus, str(records.SOCKET))
+        if not supervisor.wait_for(lambda: all(accepts(path) for path in needed), DRAWN_WITHIN_S):
+            raise Fatal("display, session bus or records did not come up")
         connected_s = time.monotonic() - started
         session = desktop.session(user)
         supervisor.on_session_lost = lambda: supervisor.restart({service.name for service in session})

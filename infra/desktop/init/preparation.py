@@ -24,6 +24,8 @@ def _mint_nonce() -> None:
     nonce.unlink(missing_ok=True)
     nonce.write_text(secrets.token_hex(16) + "\n")
     nonce.chmod(0o444)
+    (RUN_DIR / "records.socket").unlink(missing_ok=True)
+    shutil.rmtree(RUN_DIR / "records", ignore_errors=True)  # they describe the boot that ended
 
 
 def _runtime_directories(user: Account) -> None:

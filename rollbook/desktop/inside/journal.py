@@ -1,10 +1,11 @@
-"""The journal inside the guest: one claim file and one result file per op id, see docs/explanation/action-journal.md.
+"""The journal inside the guest: a claim and a result per op id, see docs/explanation/action-journal.md.
 
-`main(request)` prints one line that starts with the marker; the host reads nothing else.
+Shipped behind `store.py`, whose `open_store` it uses. `main(request)` prints one line that starts with the marker; the
+host reads nothing else.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: SIM105, UP031
+# ruff: noqa: F821, SIM105, UP031
 
 import hashlib
 import json
@@ -19,58 +20,50 @@ MARK = "@@rollbook-journal@@"
 
 
 class Op:
-    """The files of one op id. Their names are a digest, because an op id may hold any character."""
+    """The records of one op id. Their names are a digest, because an op id may hold any character."""
 
-    def __init__(self, directory, op_id):
+    def __init__(self, store, op_id):
         self.op_id = op_id
-        self.directory = directory
-        stem = os.path.join(directory, hashlib.sha256(op_id.encode("utf-8", "surrogatepass")).hexdigest()[:40])
-        self.claim_path = stem + ".claim"
-        self.result_path = stem + ".result"
+        self.store = store
+        self.stem = hashlib.sha256(op_id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
     def claim(self, facts):
         """True for exactly one caller, ever."""
-        os.makedirs(self.directory, mode=0o700, exist_ok=True)
-        try:
-            handle = os.open(self.claim_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        except FileExistsError:
-            return False
-        os.write(handle, json.dumps(facts).encode())
-        os.close(handle)
-        return True
+        return self.store.put(self.stem + ".claim", json.dumps(facts))
+
+    def began(self, claim):
+        """Note that the claimed action begins now, in this process."""
+        self.store.put("%s.begun-%s-%s" % (self.stem, claim["pid"], claim["birth"]), json.dumps({"op": self.op_id}))
 
     def publish(self, result):
         """Record how the op ended and return what is recorded: the first result stays."""
-        os.makedirs(self.directory, mode=0o700, exist_ok=True)
-        draft = "%s.%d.%d" % (self.result_path, os.getpid(), threading.get_ident())
-        with open(draft, "w") as file:
-            file.write(json.dumps(result))
-        try:
-            os.link(draft, self.result_path)
-        except FileExistsError:
-            pass
-        os.unlink(draft)
-        return load(self.result_path)
+        self.store.put(self.stem + ".result", json.dumps(result))
+        return parse(self.result())
+
+    def result(self):
+        return self.store.get(self.stem + ".result")
 
     def state(self):
         """Return the recorded state of the op."""
-        if not os.path.exists(self.claim_path):
-            return {"state": "absent"}
-        claim = load(self.claim_path) or {}
+        text = self.store.get(self.stem + ".claim")
+        claim = parse(text) or {}
         living = alive(claim)
-        result = load(self.result_path)  # after the look at the process: it may just have finished
+        result = self.result()  # after the look at the process: it may just have finished
         if result is not None:
-            return {"state": "done", "claim": claim, "result": result}
-        return {"state": "running" if living else "orphaned", "claim": claim}
+            return {"state": "done", "claim": claim, "result": parse(result)}
+        if text is not None:
+            return {"state": "running" if living else "orphaned", "claim": claim}
+        # without the record of setup, records have been removed, and this op's may have been among them
+        return {"state": "absent" if self.store.get("opened") == "setup" else "lost"}
 
 
-def load(path):
-    """A JSON file's content; None when it is missing or not yet written."""
+def parse(text):
+    """A record's content; None when there is none or it is not a JSON object."""
     try:
-        with open(path) as file:
-            return json.load(file)
-    except (OSError, ValueError):
+        content = None if text is None else json.loads(text)
+    except ValueError:
         return None
+    return content if isinstance(content, dict) else None
 
 
 def birth(pid):
@@ -84,8 +77,7 @@ def birth(pid):
 
 
 def alive(claim):
-    """Return whether the process that claimed the op still runs. A claim without content died between two system
-    calls, or is being written right now: the caller asks again before it gives up."""
+    """Return whether the process that claimed the op still runs. A spoilt claim names none."""
     return bool(claim) and birth(claim["pid"]) == claim["birth"]
 
 
@@ -95,7 +87,7 @@ def reply(handle, answer):
 
 
 def outcome(claim, status, error=None):
-    """A result file's content."""
+    """A result's record."""
     return {"status": status, "error": error, "started_at": claim.get("at"), "ended_at": time.time()}
 
 
@@ -130,6 +122,10 @@ def run(op, request, handle):
     me = os.getpid()
     claim = {"op": op.op_id, "digest": request["digest"], "call": request["call"], "pid": me, "birth": birth(me)}
     claim["at"] = time.time()
+    if request["first"]:
+        op.store.put("opened", "again")  # no effect while the record of setup is there
+    elif op.state()["state"] == "lost":
+        return op.state()
     if not op.claim(claim):
         return op.state()
 
@@ -138,12 +134,10 @@ def run(op, request, handle):
         reply(handle, {"state": "done", "claim": claim, "result": result})
         os._exit(124)
 
-    log = os.open(os.path.join(op.directory, "executions.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-    os.write(log, (json.dumps({"op": op.op_id, "pid": me, "at": time.time()}) + "\n").encode())
-    os.close(log)
+    op.began(claim)
     watchdog = threading.Timer(request["timeout_s"], too_late)
     watchdog.daemon = True
-    if os.path.exists(op.result_path):
+    if op.result() is not None:
         return op.state()  # this process was frozen so long that the op was settled without it
     watchdog.start()
     status, error = act(code)
@@ -158,7 +152,7 @@ def settle(op, request):
     known = op.state()
     claim = known.get("claim", {})
     ours = claim.get("digest", request["digest"]) == request["digest"]
-    if known["state"] not in ("running", "orphaned") or not ours:
+    if known["state"] not in ("running", "orphaned", "lost") or not ours:
         return known
     if known["state"] == "running" and request["kill"]:
         try:
@@ -169,21 +163,17 @@ def settle(op, request):
     return {"state": "done", "claim": claim, "result": result}
 
 
-def dump(directory):
+def dump(store):
     """Every op that was ever claimed here, with how often its action was begun."""
-    counts = {}
-    try:
-        with open(os.path.join(directory, "executions.log")) as file:
-            for line in file:
-                op_id = json.loads(line)["op"]
-                counts[op_id] = counts.get(op_id, 0) + 1
-    except OSError:
-        pass
-    entries = []
-    for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
+    counts, names, entries = {}, sorted(store.names()), []
+    for name in names:
+        if ".begun-" in name:
+            op_id = json.loads(store.get(name))["op"]
+            counts[op_id] = counts.get(op_id, 0) + 1
+    for name in names:
         if name.endswith(".claim"):
-            claim = load(os.path.join(directory, name)) or {}
-            result = load(os.path.join(directory, name[:-6] + ".result")) or {}
+            claim = parse(store.get(name)) or {}
+            result = parse(store.get(name[:-6] + ".result")) or {}
             op_id = claim.get("op", "")
             entry = {"op": op_id, "digest": claim.get("digest", ""), "executions": counts.pop(op_id, 0)}
             entry.update(status=result.get("status", "claimed"), error=result.get("error"), at=claim.get("at") or 0)
@@ -195,12 +185,12 @@ def dump(directory):
 def main(request):
     """Answer one request of the host."""
     handle = os.dup(1)  # the action may close or replace stdout
-    directory = request["directory"]
     try:
+        store = open_store(request)
         if request["do"] == "dump":
-            answer = dump(directory)
+            answer = dump(store)
         else:
-            op = Op(directory, request["op"])
+            op = Op(store, request["op"])
             if request["do"] == "run":
                 answer = run(op, request, handle)
             elif request["do"] == "settle":
