@@ -52,7 +52,7 @@ class Exchange:
     detail: str = ""
     """The error text; empty when answered."""
     killed: str = ""
-    """Why the guest killed the command that it was asked to run; empty when it did not."""
+    """The reason for which the guest killed the command that it was asked to run; empty when it did not."""
 
     @property
     def answered(self) -> bool:
