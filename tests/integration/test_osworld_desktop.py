@@ -54,6 +54,7 @@ async def desktop(docker_client: docker.DockerClient, deployment_id: str, deskto
             "image": desktop_image,
             "ready_timeout_s": 120.0,
             "cleanup_timeout_s": 30.0,
+            "vnc_port": provider.vnc_port,
         }
     )
     handle = await provider.create(spec)
