@@ -3,7 +3,7 @@
 from activities.support import Activities, beating, implements, run_id, time_left
 from models.activities import DECIDE
 from models.episode import DecideRequest, Decision
-from rollbook.ledger.records import StoredCall
+from rollbook.ledger.records import CallRecord
 from rollbook.policies import Turn, policy_for
 from rollbook.policies.call_log import LedgerCallLog
 from rollbook.worker.services import Services
@@ -36,7 +36,7 @@ class PolicyActivities:
         return _decision(stored)
 
 
-def _decision(stored: StoredCall) -> Decision:
+def _decision(stored: CallRecord) -> Decision:
     return Decision(
         action_count=len(stored.actions),
         terminal_action=stored.terminal_action,

@@ -140,7 +140,7 @@ def generation_contract(loaded: AttemptEvidence, sampling: dict[str, Any] | None
     """
     contract = loaded.attempt.contract
     policy = contract.policy
-    versions = sorted({call.row["model_version"] for call in loaded.generations if call.row["model_version"]})
+    versions = sorted({call.record.model_version for call in loaded.generations if call.record.model_version})
     model = {"name": policy.model, "versions": versions}
     compaction = {
         "adapter": "rollbook",
@@ -185,7 +185,7 @@ def model_call_metadata(loaded: AttemptEvidence, placed: list[Assigned]) -> list
 
 
 def _metadata(loaded: AttemptEvidence, placed: Assigned) -> dict[str, Any]:
-    call, row = placed.call, placed.call.row
+    call, record = placed.call, placed.call.record
     drawn = drawn_of(call)
     generation = generation_contract(loaded, drawn)
     completion = short_id("completion", call.model_call_id)
@@ -196,23 +196,23 @@ def _metadata(loaded: AttemptEvidence, placed: Assigned) -> dict[str, Any]:
         "action_id": f"policy-action-{call.turn_id:06d}",
         "model_call_id": call.model_call_id,
         "turn_id": call.turn_id,
-        "environment_step": row["step"],
-        "parse_attempt": row["parse_attempt"],
-        "accepted": row["accepted"],
-        "parse_error": row["parse_error"],
-        "prepared_request_id": short_id("prepared-request", call.model_call_id, row["prompt_sha256"]),
+        "environment_step": record.step,
+        "parse_attempt": record.parse_attempt,
+        "accepted": record.accepted,
+        "parse_error": record.parse_error,
+        "prepared_request_id": short_id("prepared-request", call.model_call_id, record.prompt_sha256),
         "request_id": short_id("request", call.model_call_id),
         "context_epoch": placed.segment_index,
         "segment_index": placed.segment_index,
         "segment_id": placed.segment_id,
         "expected_append_compatible": placed.append_compatible,
         "compaction_event_id": None if placed.append_compatible or call.turn_id == 1 else _event_id(loaded, call),
-        "generation_evidence_digest": row["tokens_sha256"],
-        "prompt_digest": row["prompt_sha256"],
-        "response_digest": row["response_sha256"],
+        "generation_evidence_digest": record.tokens_sha256,
+        "prompt_digest": record.prompt_sha256,
+        "response_digest": record.response_sha256,
         "prompt_token_count": len(call.tokens.prompt_token_ids or []),
         "sampled_token_count": len(sampled),
-        "finish_reason": row["finish_reason"],
+        "finish_reason": record.finish_reason,
         "media_ids": call.media_ids,
         "media_occurrences": [
             {"position": position, "media_id": media_id} for position, media_id in enumerate(call.media_ids)
@@ -254,8 +254,8 @@ def _boundary(loaded: AttemptEvidence, before: Assigned, after: Assigned, genera
     length = len(old.prompt_token_ids or []) + len(old.sampled_token_ids or [])
     return {
         "event_id": _event_id(loaded, after.call),
-        "trigger_after_step": before.call.row["step"],
-        "applies_to_step": after.call.row["step"],
+        "trigger_after_step": before.call.record.step,
+        "applies_to_step": after.call.record.step,
         "reason": "prompt_or_media_not_append_compatible",
         "policy_name": POLICY_NAME,
         "policy_version": POLICY_VERSION,
@@ -279,7 +279,7 @@ def lineage_deltas(placed: list[Assigned]) -> list[dict[str, Any]]:
     parent: str | None = None
     for number, one in enumerate(placed, start=1):
         unit = {"model_call_id": one.call.model_call_id, "view_digest": one.view_digest}
-        state = digest([parent, unit, one.call.row["tokens_sha256"]])
+        state = digest([parent, unit, one.call.record.tokens_sha256])
         deltas.append(
             {
                 "turn_id": one.call.turn_id,
@@ -303,7 +303,7 @@ def _validated(before: Assigned | None, one: Assigned, number: int) -> str:
         "prompt_token_ids": not tokens.prompt_token_ids,
         "sampled_tokens": not tokens.sampled_token_ids
         or len(tokens.sampled_token_ids) != len(tokens.sampled_logprobs or ()),
-        "generation_evidence_digest": one.call.row["tokens_sha256"] is None,
+        "generation_evidence_digest": one.call.record.tokens_sha256 is None,
     }
     found = [name for name, wrong in problems.items() if wrong]
     return f"failed: {', '.join(found)}" if found else "passed"
@@ -349,26 +349,26 @@ def trajectory_model_calls(loaded: AttemptEvidence) -> list[dict[str, Any]]:
     """Every call that got a reply, whole. Images are references: their bytes are artifacts."""
     outcome, made = loaded.attempt.outcome or {}, []
     eligible = bool(loaded.attempt.decision("runtime")["admitted"])
-    last_step = max((call.row["step"] for call in loaded.calls), default=0)
+    last_step = max((call.record.step for call in loaded.calls), default=0)
     for call in loaded.generations:
-        row = call.row
-        ends = row["step"] == last_step and call is loaded.generations[-1]
+        record = call.record
+        ends = record.step == last_step and call is loaded.generations[-1]
         made.append(
             {
                 "model_call_id": call.model_call_id,
                 "turn_id": call.turn_id,
-                "environment_step": row["step"],
-                "step_position": row["step"] - 1,
-                "parse_attempt": row["parse_attempt"],
+                "environment_step": record.step,
+                "step_position": record.step - 1,
+                "parse_attempt": record.parse_attempt,
                 "prompt_messages": (call.prompt or {}).get("messages"),
                 "projected_prompt_messages": _projected(call),
                 "media_ids": call.media_ids,
                 "response": _response(call),
-                "accepted": row["accepted"],
-                "parse_error": row["parse_error"],
-                "parsed_actions": row["actions"],
-                "failure_stage": "response_parse" if row["failure_kind"] in REJECTED else None,
-                "failure_kind": row["failure_kind"],
+                "accepted": record.accepted,
+                "parse_error": record.parse_error,
+                "parsed_actions": record.actions,
+                "failure_stage": "response_parse" if record.failure_kind in REJECTED else None,
+                "failure_kind": record.failure_kind,
                 "history": call.telemetry.get("history"),
                 "exact_generation_arrays": call.tokens.to_json() if not call.reasons else None,
                 "partial_generation_evidence": call.tokens.to_json() if call.reasons else None,
@@ -392,7 +392,7 @@ def _response(call: CallEvidence) -> dict[str, Any]:
         "generation_token_ids": call.tokens.sampled_token_ids,
         "generation_log_probs": call.tokens.sampled_logprobs,
         "routed_experts": call.tokens.routed_experts,
-        "finish_reason": call.row["finish_reason"],
+        "finish_reason": call.record.finish_reason,
         "normalization_error": call.telemetry.get("normalization_error"),
     }
 

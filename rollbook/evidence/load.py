@@ -14,6 +14,7 @@ from models.contract import Contract
 from models.identity import derived_group_id, short_id
 from rollbook.errors import ArtifactError, InvalidInput
 from rollbook.ledger.reader import RecordedAttempt, Row
+from rollbook.ledger.records import CallRecord
 
 REASONS = frozenset(
     [
@@ -66,7 +67,7 @@ class Tokens:
 class CallEvidence:
     """One call with its arrays."""
 
-    row: Row
+    record: CallRecord
     turn_id: int | None
     """1, 2, … over the calls that got a reply; None without one."""
     model_call_id: str
@@ -86,12 +87,12 @@ class CallEvidence:
     @property
     def said(self) -> Row:
         """The parts of the reply."""
-        return self.row["said"] or {}
+        return self.record.said or {}
 
     @property
     def telemetry(self) -> Row:
         """Telemetry of the call."""
-        return self.row["telemetry"] or {}
+        return self.record.telemetry or {}
 
 
 @dataclass(frozen=True)
@@ -174,12 +175,12 @@ async def load_calls(attempt: RecordedAttempt, artifacts: Artifacts) -> AttemptE
     Raises InvalidInput for an imported rollout: what it saw and said was never here.
     """
     require_played(attempt.rollout["batch_id"], attempt.rollout["contract"])
-    read = await asyncio.gather(*(_read(row, artifacts) for row in attempt.calls))
+    read = await asyncio.gather(*(_read(record, artifacts) for record in attempt.calls))
     trajectory, turn_id, calls = trajectory_id(attempt), 0, []
     known: dict[str, dict[str, Any]] = {}
-    for row, (prompt, tokens, reasons) in zip(attempt.calls, read, strict=True):
-        turn_id += int(row["completed"])
-        telemetry = row["telemetry"] or {}
+    for record, (prompt, tokens, reasons) in zip(attempt.calls, read, strict=True):
+        turn_id += int(record.completed)
+        telemetry = record.telemetry or {}
         if image := telemetry.get("image"):
             width, height = image["sent"]
             known[image["sha256"]] = {
@@ -190,9 +191,9 @@ async def load_calls(attempt: RecordedAttempt, artifacts: Artifacts) -> AttemptE
             }
         calls.append(
             CallEvidence(
-                row=row,
-                turn_id=turn_id if row["completed"] else None,
-                model_call_id=short_id("model-call", trajectory, row["step"] - 1, row["parse_attempt"]),
+                record=record,
+                turn_id=turn_id if record.completed else None,
+                model_call_id=short_id("model-call", trajectory, record.step - 1, record.parse_attempt),
                 prompt=prompt,
                 tokens=tokens,
                 media=[known[sha256] for sha256 in telemetry.get("media", []) if sha256 in known],
@@ -202,19 +203,19 @@ async def load_calls(attempt: RecordedAttempt, artifacts: Artifacts) -> AttemptE
     return AttemptEvidence(attempt, calls)
 
 
-async def _read(row: Row, artifacts: Artifacts) -> tuple[dict[str, Any] | None, Tokens, list[str]]:
-    telemetry = row["telemetry"] or {}
+async def _read(record: CallRecord, artifacts: Artifacts) -> tuple[dict[str, Any] | None, Tokens, list[str]]:
+    telemetry = record.telemetry or {}
     noted = telemetry.get("token_problems")
     if noted is None:  # a policy without a model behind it, or a call without a reply
         reasons = {"model_call_evidence_unavailable"}
     else:
         reasons = {reason if reason in REASONS else "model_call_evidence_invalid" for reason in noted}
-    prompt = await _json(row["prompt_sha256"], artifacts)
+    prompt = await _json(record.prompt_sha256, artifacts)
     if prompt is None:
         reasons.add("exact_prompt_messages_unavailable")
-    if row["response_sha256"] is None or await _bytes(row["response_sha256"], artifacts) is None:
+    if record.response_sha256 is None or await _bytes(record.response_sha256, artifacts) is None:
         reasons.add("structured_generation_response_unavailable")
-    arrays = await _json(row["tokens_sha256"], artifacts)
+    arrays = await _json(record.tokens_sha256, artifacts)
     if arrays is None and noted == []:
         reasons.add("model_call_evidence_invalid")
     return prompt, Tokens(**(arrays or {})), sorted(reasons)

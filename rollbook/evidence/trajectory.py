@@ -6,28 +6,29 @@ from typing import Any
 from models.identity import short_id
 from rollbook.evidence.load import AttemptEvidence, CallEvidence
 from rollbook.ledger.reader import Row
+from rollbook.ledger.records import CallRecord
 
 REJECTED = ("output_truncated", "empty_response", "unparseable")
 """Failures of a call that got its reply."""
 
 
-def parse_failure(calls: list[Row]) -> dict[str, Any] | None:
+def parse_failure(calls: list[CallRecord]) -> dict[str, Any] | None:
     """The record of a step's failures; None when there were none. The last fact decides admission, not this record."""
-    failed = [call for call in calls if call["failure_kind"] is not None]
+    failed = [call for call in calls if call.failure_kind is not None]
     if not failed:
         return None
     last = failed[-1]
-    telemetry = last["telemetry"] or {}
-    kind = last["failure_kind"]
+    telemetry = last.telemetry or {}
+    kind = last.failure_kind
     return {
         "attempt_count": len(calls),
-        "completed_model_call_count": sum(call["completed"] for call in calls),
+        "completed_model_call_count": sum(call.completed for call in calls),
         "last_failure_stage": "response_parse" if kind in REJECTED else "model_call",
         "last_failure_kind": kind,
-        "failure_kind_counts": dict(sorted(Counter(call["failure_kind"] for call in failed).items())),
-        "prompt_shrink_events": sum((call["telemetry"] or {}).get("next_max_images") is not None for call in failed),
+        "failure_kind_counts": dict(sorted(Counter(call.failure_kind for call in failed).items())),
+        "prompt_shrink_events": sum((call.telemetry or {}).get("next_max_images") is not None for call in failed),
         "last_error_type": telemetry.get("error_type") or kind,
-        "last_error": last["parse_error"],
+        "last_error": last.parse_error,
     }
 
 
@@ -88,7 +89,7 @@ def transitions(loaded: AttemptEvidence) -> list[dict[str, Any]]:
     made = []
     for step in steps:
         last = step == steps[-1]
-        calls = [call for call in loaded.calls if call.row["step"] == step]
+        calls = [call for call in loaded.calls if call.record.step == step]
         made.append(
             {
                 "transition_id": short_id("transition", loaded.trajectory_id, step - 1),
@@ -98,7 +99,7 @@ def transitions(loaded: AttemptEvidence) -> list[dict[str, Any]]:
                     "model_call_ids": [call.model_call_id for call in calls if call.turn_id is not None],
                 },
                 "action": _action(calls),
-                "parse_failure": parse_failure([call.row for call in calls]),
+                "parse_failure": parse_failure([call.record for call in calls]),
                 "reward": outcome.get("reward") if last else 0.0,
                 # the last step may end the episode without a further look
                 "next_state": {"observation": _observation(turns.get(step))},
@@ -127,7 +128,7 @@ def media_assets(loaded: AttemptEvidence) -> list[dict[str, Any]]:
 
 
 def _steps(loaded: AttemptEvidence) -> list[int]:
-    return sorted({call.row["step"] for call in loaded.calls})
+    return sorted({call.record.step for call in loaded.calls})
 
 
 def _observation(turn: Row | None) -> dict[str, Any] | None:
@@ -138,21 +139,21 @@ def _observation(turn: Row | None) -> dict[str, Any] | None:
 
 
 def _action(calls: list[CallEvidence]) -> dict[str, Any]:
-    decided = [call for call in calls if call.row["accepted"]]
+    decided = [call for call in calls if call.record.accepted]
     if not decided:
         last = calls[-1]
         return {
             "raw_completion": last.said.get("content"),
             "parsed_actions": [],
             "terminal_action": None,
-            "policy_stop_reason": last.row["policy_stop_reason"],
+            "policy_stop_reason": last.record.policy_stop_reason,
             "accepted_model_call_id": None,
         }
     call = decided[-1]
     return {
         "raw_completion": call.said.get("content"),
-        "parsed_actions": call.row["actions"],
-        "terminal_action": call.row["terminal_action"],
+        "parsed_actions": call.record.actions,
+        "terminal_action": call.record.terminal_action,
         "policy_stop_reason": None,
         "accepted_model_call_id": call.model_call_id,
     }

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from models.contract import Contract
 from models.sanitize import sanitize
 from rollbook.errors import ArtifactError, ConfigError, InvalidInput, LedgerConflict, ModelCallFailed
-from rollbook.ledger.reader import RecordedAttempt, Row
+from rollbook.ledger.reader import RecordedAttempt
+from rollbook.ledger.records import CallRecord
 from rollbook.ledger.sanitize import redact_text
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, AgentTask, PlannedCall, Screen
 from rollbook.policies.base import Answer, summary_of
@@ -75,9 +76,9 @@ class Notes:
     replies: int = 0
     images: int = 0
 
-    def of(self, row: Row) -> "CallNotes":
+    def of(self, call: CallRecord) -> "CallNotes":
         """For one call."""
-        return CallNotes(self, row)
+        return CallNotes(self, call)
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,15 @@ class CallNotes:
     """Notes on one call."""
 
     all: Notes
-    row: Row
+    call: CallRecord
 
     def wrong(self, what: str, detail: str) -> None:
         """It does not follow from the records."""
-        self.all.mismatches.append(Mismatch(self.row["step"], self.row["parse_attempt"], what, detail))
+        self.all.mismatches.append(Mismatch(self.call.step, self.call.parse_attempt, what, detail))
 
     def unknown(self, what: str, detail: str) -> None:
         """It could not be checked."""
-        self.all.unchecked.append(Mismatch(self.row["step"], self.row["parse_attempt"], what, detail))
+        self.all.unchecked.append(Mismatch(self.call.step, self.call.parse_attempt, what, detail))
 
     def compare(self, expected: dict[str, Any], recorded: dict[str, Any], again: str) -> bool:
         """True when `recorded` has all of `expected`; differences are noted."""
@@ -101,6 +102,10 @@ class CallNotes:
         for name in different:
             self.wrong(name, f"{again} it is {expected[name]!r:.200}, recorded is {recorded.get(name)!r:.200}")
         return not different
+
+    def compare_call(self, expected: dict[str, Any], again: str) -> bool:
+        """True when the call's record has all of `expected`; differences are noted."""
+        return self.compare(expected, {name: getattr(self.call, name) for name in expected}, again)
 
 
 RENDERED, READ = "rendered again", "read again"
@@ -119,8 +124,8 @@ async def verify(attempt: RecordedAttempt, artifacts: Artifacts) -> Proof:
     """Check every call of an attempt. Where this version lacks the contract's protocol, nothing could be checked."""
     notes = Notes()
     work = _Verification(attempt, artifacts, notes)
-    for row in attempt.calls:
-        await work.check(row)
+    for call in attempt.calls:
+        await work.check(call)
     return Proof(
         attempt.key,
         attempt.attempt_index,
@@ -138,7 +143,7 @@ class _Verification:
     def __init__(self, attempt: RecordedAttempt, artifacts: Artifacts, notes: Notes) -> None:
         self._artifacts = artifacts
         self._notes = notes
-        self._calls = attempt.stored_calls
+        self._calls = attempt.calls
         self._screens = {turn["step"]: turn["screenshot_sha256"] for turn in attempt.turns}
         name = attempt.policy.kind
         kind = policy_kinds().get(name)
@@ -147,73 +152,75 @@ class _Verification:
         self._agent, self._why_not = _agent(attempt.contract) if self._calls_model else (None, "")
         self._task = AgentTask(attempt.key, attempt.attempt_index, str(attempt.rollout["document"]["instruction"]))
 
-    async def check(self, row: Row) -> None:
-        notes = self._notes.of(row)
+    async def check(self, call: CallRecord) -> None:
+        notes = self._notes.of(call)
         try:
             if self._problem:
                 notes.unknown("policy", self._problem)
             elif not self._calls_model:
-                await self._check_scripted(row, notes)
+                await self._check_scripted(call, notes)
             elif self._agent is None:
                 notes.unknown("protocol", self._why_not)
             else:
-                await self._check_call(self._agent, row, notes)
+                await self._check_call(self._agent, call, notes)
         except (ArtifactError, InvalidInput, LedgerConflict, ModelCallFailed, ValueError, KeyError) as error:
             notes.wrong("evidence", f"{type(error).__name__}: {error}")
 
-    async def _check_scripted(self, row: Row, notes: CallNotes) -> None:
+    async def _check_scripted(self, call: CallRecord, notes: CallNotes) -> None:
         """A policy without prompts: what it said must still be there."""
-        if row["response_sha256"] is not None:
-            await self._artifacts.get(row["response_sha256"])
+        if call.response_sha256 is not None:
+            await self._artifacts.get(call.response_sha256)
         notes.all.replies += 1
 
-    async def _check_call(self, agent: Agent, row: Row, notes: CallNotes) -> None:
-        screen = await self._screen(agent, row, notes)
-        before = [call for call in self._calls if (call.step, call.parse_attempt) < _place(row)]
-        planned = agent.next_call(self._task, row["step"], screen, before)
-        telemetry = row["telemetry"] or {}
+    async def _check_call(self, agent: Agent, call: CallRecord, notes: CallNotes) -> None:
+        screen = await self._screen(agent, call, notes)
+        before = [earlier for earlier in self._calls if _place(earlier) < _place(call)]
+        planned = agent.next_call(self._task, call.step, screen, before)
+        telemetry = call.telemetry or {}
         request = ChatRequest(agent.model, planned.messages, tools=planned.tools, sampling=planned.sampling)
         body = request_body(request, telemetry["api"])
         kept = serialise(body)
-        self._check_prompt(row, planned, kept, notes)
-        if not row["completed"]:
-            _check_unanswered(row, planned, notes)
+        self._check_prompt(call, planned, kept, notes)
+        if not call.completed:
+            _check_unanswered(call, planned, notes)
             return
-        await self._check_sent(row, planned, body, notes)
-        await self._check_reply(agent, row, planned, kept, screen, notes)
+        await self._check_sent(call, planned, body, notes)
+        await self._check_reply(agent, call, planned, kept, screen, notes)
 
-    async def _screen(self, agent: Agent, row: Row, notes: CallNotes) -> Screen:
+    async def _screen(self, agent: Agent, call: CallRecord, notes: CallNotes) -> Screen:
         """The screen of the turn before, scaled again; as it was recorded where that comes out otherwise."""
-        sha256 = self._screens.get(row["step"] - 1)
+        sha256 = self._screens.get(call.step - 1)
         if sha256 is None:
-            raise LedgerConflict(f"turn {row['step'] - 1} is missing")
+            raise LedgerConflict(f"turn {call.step - 1} is missing")
         png = await self._artifacts.get(sha256)
         screen, image = await asyncio.to_thread(seen, png, agent.options.max_image_pixels)
-        kept = (row["telemetry"] or {}).get("image")
-        if screen.to_json() == kept and screen.media.sha256 == row["image_sha256"]:
+        kept = (call.telemetry or {}).get("image")
+        if screen.to_json() == kept and screen.media.sha256 == call.image_sha256:
             notes.all.images += 1
             return screen
-        if await self._encoded_otherwise(screen, image, kept, row):
+        if await self._encoded_otherwise(screen, image, kept, call):
             notes.unknown("image", "it is the same picture in other bytes: scaled by another version of Pillow?")
         else:
-            notes.wrong("image", f"the screen as sent is {screen.to_json()}, recorded is {kept}, {row['image_sha256']}")
+            notes.wrong("image", f"the screen as sent is {screen.to_json()}, recorded is {kept}, {call.image_sha256}")
         return Screen.from_json(kept) if kept else screen
 
-    async def _encoded_otherwise(self, screen: Screen, image: bytes, kept: Row | None, row: Row) -> bool:
+    async def _encoded_otherwise(
+        self, screen: Screen, image: bytes, kept: dict[str, Any] | None, call: CallRecord
+    ) -> bool:
         """A scaled picture that only its library would write otherwise now. What is not scaled is sent as it is."""
-        if kept is None or screen.size == screen.sent or kept["sha256"] != row["image_sha256"]:
+        if kept is None or screen.size == screen.sent or kept["sha256"] != call.image_sha256:
             return False
         if (kept["screen"], kept["sent"]) != (list(screen.size), list(screen.sent)):
             return False
-        return await asyncio.to_thread(same_image, image, await self._artifacts.get(row["image_sha256"]))
+        return await asyncio.to_thread(same_image, image, await self._artifacts.get(kept["sha256"]))
 
-    def _check_prompt(self, row: Row, planned: PlannedCall, kept: bytes, notes: CallNotes) -> None:
+    def _check_prompt(self, call: CallRecord, planned: PlannedCall, kept: bytes, notes: CallNotes) -> None:
         digest = _digest(redact_bytes(kept))
-        if digest != row["prompt_sha256"]:
-            notes.wrong("prompt", f"{RENDERED} it has digest {digest}, as sent it had {row['prompt_sha256']}")
+        if digest != call.prompt_sha256:
+            notes.wrong("prompt", f"{RENDERED} it has digest {digest}, as sent it had {call.prompt_sha256}")
         else:
             notes.all.prompts += 1
-        notes.compare({"parse_attempt": planned.number}, row, "counted again")
+        notes.compare_call({"parse_attempt": planned.number}, "counted again")
         wanted = {
             "history": planned.plan.telemetry,
             "max_images": planned.max_images,
@@ -221,24 +228,26 @@ class _Verification:
             "temperature": planned.sampling.temperature,
             "seed": planned.sampling.seed,
         }
-        notes.compare(redact_text(wanted), row["telemetry"] or {}, RENDERED)
+        notes.compare(redact_text(wanted), call.telemetry or {}, RENDERED)
 
-    async def _check_sent(self, row: Row, planned: PlannedCall, body: dict[str, Any], notes: CallNotes) -> None:
+    async def _check_sent(self, call: CallRecord, planned: PlannedCall, body: dict[str, Any], notes: CallNotes) -> None:
         """The bytes that went over the wire, from the images as they are stored."""
         wanted = sorted(set(media_of(planned.messages)))
         media = {sha256: await self._artifacts.get(sha256) for sha256 in wanted}
         digest = await asyncio.to_thread(lambda: _digest(serialise(with_media(body, media))))
-        if notes.compare({"sent_digest": digest}, row["telemetry"] or {}, "built again"):
+        if notes.compare({"sent_digest": digest}, call.telemetry or {}, "built again"):
             notes.all.requests += 1
 
     async def _check_reply(
-        self, agent: Agent, row: Row, planned: PlannedCall, kept: bytes, screen: Screen, notes: CallNotes
+        self, agent: Agent, call: CallRecord, planned: PlannedCall, kept: bytes, screen: Screen, notes: CallNotes
     ) -> None:
-        raw = await self._artifacts.get(row["response_sha256"])
+        if call.response_sha256 is None:
+            raise LedgerConflict("the reply of a completed call is missing")
+        raw = await self._artifacts.get(call.response_sha256)
         reply = read_reply(raw, Asked(agent.model, b"", "", ""), queued_s=0.0, latency_s=0.0)
         parsed = parsed_of(agent.protocol, reply, screen)
-        equal = notes.compare(_columns(agent, reply, parsed, planned), row, READ)
-        telemetry = row["telemetry"] or {}
+        equal = notes.compare_call(_columns(agent, reply, parsed, planned), READ)
+        telemetry = call.telemetry or {}
         noted = {"normalization_error": None} | telemetry
         wanted: dict[str, Any] = {
             "served_model": reply.model_name,
@@ -255,7 +264,7 @@ class _Verification:
         equal = notes.compare(redact_text(wanted), noted, READ) and equal
         tokens = tokens_of(reply)
         arrays = {"tokens_sha256": None if tokens is None else _digest(redact_bytes(tokens))}
-        if notes.compare(arrays, row, READ) and equal:
+        if notes.compare_call(arrays, READ) and equal:
             notes.all.replies += 1
 
 
@@ -292,11 +301,11 @@ def _columns(agent: Agent, reply: ChatReply, parsed: Parsed, planned: PlannedCal
     }
 
 
-def _check_unanswered(row: Row, planned: PlannedCall, notes: CallNotes) -> None:
+def _check_unanswered(call: CallRecord, planned: PlannedCall, notes: CallNotes) -> None:
     """A call without a reply decides nothing; a context that did not fit leads to a smaller one, or ends all."""
-    if row["failure_kind"] not in (OVERFLOW, TRANSPORT, TIMEOUT):
-        notes.wrong("failure_kind", f"a call without a reply cannot be {row['failure_kind']!r}")
-    ends = row["failure_kind"] == OVERFLOW and planned.smaller is None
+    if call.failure_kind not in (OVERFLOW, TRANSPORT, TIMEOUT):
+        notes.wrong("failure_kind", f"a call without a reply cannot be {call.failure_kind!r}")
+    ends = call.failure_kind == OVERFLOW and planned.smaller is None
     nothing: dict[str, Any] = {
         "actions": [],
         "terminal_action": None,
@@ -304,14 +313,14 @@ def _check_unanswered(row: Row, planned: PlannedCall, notes: CallNotes) -> None:
         "tokens_sha256": None,
         "said": None,
     }
-    notes.compare(nothing | {"policy_stop_reason": "model_context_overflow" if ends else None}, row, "without a reply")
-    if row["failure_kind"] == OVERFLOW:
-        notes.compare({"next_max_images": planned.smaller}, row["telemetry"] or {}, "planned again")
+    notes.compare_call(nothing | {"policy_stop_reason": "model_context_overflow" if ends else None}, "without a reply")
+    if call.failure_kind == OVERFLOW:
+        notes.compare({"next_max_images": planned.smaller}, call.telemetry or {}, "planned again")
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _place(row: Row) -> tuple[int, int]:
-    return row["step"], row["parse_attempt"]
+def _place(call: CallRecord) -> tuple[int, int]:
+    return call.step, call.parse_attempt

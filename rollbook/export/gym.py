@@ -17,6 +17,7 @@ from rollbook.evidence.exact import exact_envelope
 from rollbook.evidence.load import Artifacts, AttemptEvidence, CallEvidence, load_calls, require_played
 from rollbook.evidence.trajectory import semantic_trajectory
 from rollbook.export.files import FileSet, line, parent_of
+from rollbook.export.training import CALL_COLUMNS
 from rollbook.ledger import Ledger
 from rollbook.ledger.reader import Reader, RecordedAttempt, Row
 
@@ -195,27 +196,17 @@ def _execution_context(loaded: AttemptEvidence) -> dict[str, Any]:
     }
 
 
+# A summary gives the step as `environment_step`; the steps of the rollout give the actions, the contract the policy.
+_CALL_FACTS = [name for name in CALL_COLUMNS if name not in ("step", "policy_kind", "actions", "terminal_action")]
+
+
 def _summary(call: CallEvidence) -> dict[str, Any]:
     """A model call without its prompt, reply and arrays; calls that got no reply are among them."""
-    names = (
-        "parse_attempt",
-        "completed",
-        "accepted",
-        "parse_error",
-        "failure_kind",
-        "finish_reason",
-        "policy_stop_reason",
-        "model_name",
-        "model_version",
-        "prompt_tokens",
-        "completion_tokens",
-        "latency_s",
-    )
     return {
         "model_call_id": call.model_call_id,
         "turn_id": call.turn_id,
-        "environment_step": call.row["step"],
-        **{name: call.row[name] for name in names},
+        "environment_step": call.record.step,
+        **{name: getattr(call.record, name) for name in _CALL_FACTS},
         "media_ids": call.media_ids,
         "incomplete_reasons": call.reasons,
     }
@@ -228,7 +219,7 @@ def _message(call: CallEvidence) -> dict[str, Any]:
         "id": call.model_call_id,
         "type": "message",
         "role": "assistant",
-        "status": "incomplete" if call.row["finish_reason"] == "length" else "completed",
+        "status": "incomplete" if call.record.finish_reason == "length" else "completed",
         "content": [{"type": "output_text", "text": call.said.get("content") or "", "annotations": []}],
         "prompt_token_ids": tokens.prompt_token_ids,
         "generation_token_ids": tokens.sampled_token_ids,
@@ -240,13 +231,13 @@ def _message(call: CallEvidence) -> dict[str, Any]:
 def _steps(loaded: AttemptEvidence) -> list[dict[str, Any]]:
     outcome = loaded.attempt.outcome or {}
     turns = {turn["step"]: turn for turn in loaded.attempt.turns}
-    steps = sorted({call.row["step"] for call in loaded.calls})
+    steps = sorted({call.record.step for call in loaded.calls})
     made = []
     for step in steps:
-        calls = [call for call in loaded.calls if call.row["step"] == step]
-        last = calls[-1].row
+        calls = [call for call in loaded.calls if call.record.step == step]
+        last = calls[-1].record
         done = step == steps[-1]
-        said = [*last["actions"], *([last["terminal_action"]] if last["terminal_action"] else [])]
+        said = [*last.actions, *([last.terminal_action] if last.terminal_action else [])]
         made.append(
             {
                 "step": step,
@@ -255,7 +246,7 @@ def _steps(loaded: AttemptEvidence) -> list[dict[str, Any]]:
                 "actions": said,
                 "reward": (outcome.get("reward") or 0.0) if done else 0.0,
                 "done": done,
-                "info": {"policy_stop_reason": last["policy_stop_reason"]},
+                "info": {"policy_stop_reason": last.policy_stop_reason},
                 "state": _state(turns.get(step - 1)),
                 "next_state": _state(turns.get(step)),
             }

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from models.contract import Contract
 from models.identity import canonical_json
@@ -24,6 +25,7 @@ from rollbook.evidence.load import Artifacts, AttemptEvidence, CallEvidence, loa
 from rollbook.export.files import FileSet, line, parent_of, write_whole
 from rollbook.ledger import Ledger
 from rollbook.ledger.reader import Reader, Row
+from rollbook.ledger.records import CallRecord
 
 # The training export as Parquet: its typed columns, and rows as Parquet bytes, a row group at a time.
 #
@@ -46,23 +48,25 @@ Kind = str | list[Any] | dict[str, Any]
 
 _ADMISSION: Kind = {"admitted": "bool", "reason": "text", "policy_id": "text"}
 
+_HELD_ELSEWHERE = frozenset(
+    ["summary", "decides", "telemetry", "said", "row_digest"]
+    + [f"{name}_sha256" for name in ("prompt", "response", "image", "tokens")]
+)
+"""Fields of a call that have a place of their own in a row, or are not exported."""
+
+_KIND_OF: dict[Any, Kind] = {int: "int", float: "float", bool: "bool", str: "text", list[str]: ["text"]}
+
+
+def _kind(annotation: Any) -> Kind:
+    """The kind of a field: its type, null or not; a closed set of words is text."""
+    if NoneType in (types := get_args(annotation)):
+        [annotation] = [one for one in types if one is not NoneType]
+    return "text" if get_origin(annotation) is Literal else _KIND_OF[annotation]
+
+
+# A field that is added to CallRecord becomes a column here: LAYOUT must change with it.
 CALL_COLUMNS: dict[str, Kind] = {
-    "step": "int",
-    "parse_attempt": "int",
-    "policy_kind": "text",
-    "completed": "bool",
-    "accepted": "bool",
-    "actions": ["text"],
-    "terminal_action": "text",
-    "policy_stop_reason": "text",
-    "parse_error": "text",
-    "failure_kind": "text",
-    "finish_reason": "text",
-    "model_name": "text",
-    "model_version": "text",
-    "prompt_tokens": "int",
-    "completion_tokens": "int",
-    "latency_s": "float",
+    name: _kind(annotation) for name, annotation in get_type_hints(CallRecord).items() if name not in _HELD_ELSEWHERE
 }
 """Columns of a model call that are exported as the ledger holds them."""
 
@@ -370,11 +374,11 @@ def rollout_head(loaded: AttemptEvidence, member: Row) -> dict[str, Any]:
 
 
 def _call_row(loaded: AttemptEvidence, call: CallEvidence, placed: Assigned | None, trainable: bool) -> dict[str, Any]:
-    row, prompt = call.row, call.prompt or {}
+    record, prompt = call.record, call.prompt or {}
     return {
         "model_call_id": call.model_call_id,
         "turn_id": call.turn_id,
-        "call": {name: row[name] for name in CALL_COLUMNS},
+        "call": {name: getattr(record, name) for name in CALL_COLUMNS},
         "said": {name: value for name, value in call.said.items() if name != "kept_text"},
         "messages": prompt.get("messages"),
         "tools": prompt.get("tools"),
@@ -396,10 +400,10 @@ def _call_row(loaded: AttemptEvidence, call: CallEvidence, placed: Assigned | No
         "evidence": {
             "complete": call.turn_id is not None and not call.reasons,
             "incomplete_reasons": call.reasons,
-            "prompt_sha256": row["prompt_sha256"],
-            "response_sha256": row["response_sha256"],
-            "tokens_sha256": row["tokens_sha256"],
-            "image_sha256": row["image_sha256"],
+            "prompt_sha256": record.prompt_sha256,
+            "response_sha256": record.response_sha256,
+            "tokens_sha256": record.tokens_sha256,
+            "image_sha256": record.image_sha256,
         },
     }
 
@@ -415,7 +419,7 @@ def loss_spans(call: CallEvidence) -> list[list[int]]:
 def source_of(loaded: AttemptEvidence, member: Row) -> str:
     """Sources of the rows, as text: equal text, equal rows. Cheaper than the rows, and enough to resume by."""
     calls = [
-        [call.row["row_digest"], call.reasons, call.row["prompt_sha256"], call.row["tokens_sha256"]]
+        [call.record.row_digest, call.reasons, call.record.prompt_sha256, call.record.tokens_sha256]
         for call in loaded.calls
     ]
     return canonical_json([rollout_head(loaded, member), calls])

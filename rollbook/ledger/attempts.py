@@ -5,7 +5,7 @@ Evidence is inserted once; a repeated commit returns the stored row. Every write
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import RowMapping, Table, bindparam, func, or_, select
@@ -38,11 +38,11 @@ from rollbook.ledger.outcomes import (
 )
 from rollbook.ledger.records import (
     AttemptContext,
+    CallRecord,
     Claim,
     Evaluation,
     ModelCall,
     StepSoFar,
-    StoredCall,
     StoredEvaluation,
     StoredTurn,
 )
@@ -51,7 +51,7 @@ from rollbook.ledger.sql import statements
 from rollbook.ledger.store import Store, reads, writes
 
 _SQL = statements("attempts")
-_CALL = tuple(column.name for column in fields(StoredCall))
+_CALL = CallRecord.__slots__
 _EVALUATION = tuple(name for name in Evaluation.model_fields if name != "log")
 _ARTIFACTS_OF_CALL = ("prompt", "response", "image", "tokens")
 _ARTIFACTS_OF_TURN = ("screenshot", "accessibility_tree", "terminal")
@@ -165,14 +165,14 @@ class Attempts(Store):
         assert row is not None
         return StepSoFar(
             context=context,
-            call=None if row["step"] is None else StoredCall(**{name: row[name] for name in _CALL}),
+            call=None if row["step"] is None else CallRecord.of(row),
             turn=await _turn(conn, attempt, step) if row["acted"] else None,
         )
 
     @writes
     async def commit_model_call(
         self, conn: AsyncConnection, attempt: AttemptRef, run_id: str, call: ModelCall
-    ) -> StoredCall:
+    ) -> CallRecord:
         """Commit a call of the policy before it is acted upon; two racing tries both get the first committed one.
 
         A step that is decided already, by any call, stays decided so.
@@ -193,17 +193,17 @@ class Attempts(Store):
             )
             query = query.order_by((table.c.parse_attempt == call.parse_attempt).desc()).limit(1)
             stored = (await conn.execute(query)).mappings().one()
-        return StoredCall(**stored)
+        return CallRecord.of(stored)
 
     @reads
-    async def find_model_call(self, conn: AsyncConnection, attempt: AttemptRef, step: int) -> StoredCall | None:
+    async def find_model_call(self, conn: AsyncConnection, attempt: AttemptRef, step: int) -> CallRecord | None:
         """The call that decided a step; None before it."""
         call = tables.model_call
         query = select(*call.c[_CALL]).where(_of(call, attempt), call.c.step == step, call.c.decides)
         row = (await conn.execute(query)).mappings().first()
-        return None if row is None else StoredCall(**row)
+        return None if row is None else CallRecord.of(row)
 
-    async def model_call(self, attempt: AttemptRef, step: int) -> StoredCall:
+    async def model_call(self, attempt: AttemptRef, step: int) -> CallRecord:
         """The call that decided a step; raises LedgerError when there is none."""
         call = await self.find_model_call(attempt, step)
         if call is None:
@@ -211,12 +211,12 @@ class Attempts(Store):
         return call
 
     @reads
-    async def calls_until(self, conn: AsyncConnection, attempt: AttemptRef, step: int) -> list[StoredCall]:
+    async def calls_until(self, conn: AsyncConnection, attempt: AttemptRef, step: int) -> list[CallRecord]:
         """Every call of an attempt up to and including a step, parser retries included, in their order."""
         call = tables.model_call
         query = select(*call.c[_CALL]).where(_of(call, attempt), call.c.step <= step)
         rows = await conn.execute(query.order_by(call.c.step, call.c.parse_attempt))
-        return [StoredCall(**row) for row in rows.mappings()]
+        return [CallRecord.of(row) for row in rows.mappings()]
 
     @writes
     async def commit_turn(

@@ -13,7 +13,7 @@ from models.contract import Contract, PolicyContract
 from models.explain import did_you_mean
 from models.task import domain_rank
 from rollbook.errors import InvalidInput
-from rollbook.ledger.records import StoredCall
+from rollbook.ledger.records import CallRecord
 from rollbook.ledger.sql import statements
 from rollbook.ledger.store import Store
 from rollbook.ledger.task_selection import Member, Planned
@@ -61,7 +61,7 @@ class RecordedAttempt:
     attempt: Row
     outcome: Row | None
     """None while it is open."""
-    calls: list[Row]
+    calls: list[CallRecord]
     """Model calls, parser retries included, in their order."""
     turns: list[Row]
     decisions: dict[str, Row]
@@ -86,11 +86,6 @@ class RecordedAttempt:
     def policy(self) -> PolicyContract:
         """The policy of the batch's contract, also of an imported one."""
         return PolicyContract.read(self.rollout["contract"]["policy"])
-
-    @property
-    def stored_calls(self) -> list[StoredCall]:
-        """The calls as policies see them."""
-        return [StoredCall(**{name: row[name] for name in StoredCall.__slots__}) for row in self.calls]
 
     def decision(self, scope: str) -> Row:
         """The decision in force; a fresh record is not admitted."""
@@ -261,7 +256,7 @@ class Reader(Store):
             rollout=rollout,
             attempt=row,
             outcome=await self._row("outcome", **key),
-            calls=await self._rows("calls", **key),
+            calls=[CallRecord.of(row) for row in await self._rows("calls", **key)],
             turns=await self._rows("turns", **key),
             decisions={row["scope"]: row for row in await self._rows("decisions_in_force", **key)},
         )

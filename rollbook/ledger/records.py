@@ -1,8 +1,9 @@
 """Inputs and results of the ledger's calls, where `models` has no type for them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from pydantic import BeforeValidator, Field, StrictBool, model_validator
@@ -167,29 +168,45 @@ class ModelCall(Wire):
     """Content, reasoning and tool calls of the reply; the thought and action text kept of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCall:
-    """A model call as the ledger holds it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """A model call as the ledger holds it, for policies, evidence and exports; its fields are columns of `model_call`.
+
+    `ModelCall` is what is committed: there the artifacts are references with size and type, the text may still need
+    redaction, and the database has not computed its columns yet.
+    """
 
     step: int
     parse_attempt: int
-    actions: list[str]
-    terminal_action: TerminalAction | None
-    policy_stop_reason: str | None
+    policy_kind: str
     completed: bool
     accepted: bool
-    decides: bool
-    """It is acted upon, or ends the episode by the policy's own output (a generated column)."""
-    summary: str
+    actions: list[str]
+    terminal_action: TerminalAction | None = None
+    policy_stop_reason: str | None = None
     parse_error: str | None = None
     failure_kind: str | None = None
     finish_reason: str | None = None
+    model_name: str | None = None
+    model_version: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    latency_s: float | None = None
+    summary: str
+    decides: bool
+    """It is acted upon, or ends the episode by the policy's own output (a generated column)."""
     prompt_sha256: str | None = None
     response_sha256: str | None = None
     image_sha256: str | None = None
     tokens_sha256: str | None = None
     telemetry: dict[str, Any] | None = None
     said: dict[str, Any] | None = None
+    row_digest: str
+
+    @classmethod
+    def of(cls, row: Mapping[Any, Any]) -> Self:
+        """The record in a row that has at least its columns."""
+        return cls(**{name: row[name] for name in cls.__slots__})
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +224,7 @@ class StepSoFar:
     """State of an attempt before an activity works on a step of it."""
 
     context: AttemptContext
-    call: StoredCall | None
+    call: CallRecord | None
     """The call that decided the step; None before it."""
     turn: StoredTurn | None
     """The step's turn; None before it."""

@@ -12,7 +12,7 @@ from models.contract import AgentOptions, Contract
 from models.history import HistoryPlan, HistoryPolicy, replay_plan, smaller_budget
 from models.identity import digest
 from rollbook.errors import ConfigError, LedgerConflict
-from rollbook.ledger.records import StoredCall
+from rollbook.ledger.records import CallRecord
 from rollbook.policies.client import Sampling
 from rollbook.policies.protocols.base import MediaRef, ModelProtocol, PastTurn, PromptInputs, ProtocolOptions, Size
 from rollbook.policies.protocols.registry import protocol
@@ -85,15 +85,15 @@ class PlannedCall:
 class Tries:
     """The calls that one step has seen so far."""
 
-    calls: tuple[StoredCall, ...]
+    calls: tuple[CallRecord, ...]
 
     @property
-    def counted(self) -> list[StoredCall]:
+    def counted(self) -> list[CallRecord]:
         """Those that use up the step's tries: a context that did not fit was never sampled."""
         return [call for call in self.calls if call.failure_kind != OVERFLOW]
 
     @property
-    def samples(self) -> list[StoredCall]:
+    def samples(self) -> list[CallRecord]:
         """Those that returned a reply."""
         return [call for call in self.calls if call.completed]
 
@@ -121,7 +121,7 @@ class Agent:
         if observed != resolved:
             raise ConfigError(f"this worker's agent is {observed}, the contract's {resolved}: update the worker")
 
-    def next_call(self, task: AgentTask, step: int, screen: Screen, calls: Sequence[StoredCall]) -> PlannedCall:
+    def next_call(self, task: AgentTask, step: int, screen: Screen, calls: Sequence[CallRecord]) -> PlannedCall:
         """The call that follows the committed ones; `calls` are all of the attempt up to this step."""
         earlier = [call for call in calls if call.step < step and call.decides]
         if [call.step for call in earlier] != list(range(1, step)):
@@ -152,7 +152,7 @@ class Agent:
             smaller=smaller_budget(self.history, plan),
         )
 
-    def exhausted(self, calls: Sequence[StoredCall], step: int) -> bool:
+    def exhausted(self, calls: Sequence[CallRecord], step: int) -> bool:
         """True when the step has no try left."""
         return len(Tries(tuple(call for call in calls if call.step == step)).counted) >= self.options.parse_retries
 
@@ -186,7 +186,7 @@ def _protocol(protocol_id: str, options: AgentOptions) -> ModelProtocol:
     return protocol(protocol_id, ProtocolOptions.model_validate(wanted))
 
 
-def _past(call: StoredCall) -> PastTurn:
+def _past(call: CallRecord) -> PastTurn:
     telemetry, said = call.telemetry or {}, call.said or {}
     return PastTurn(
         step=call.step,

@@ -19,7 +19,7 @@ from models.outcome import TerminalAction
 from models.policy import PolicySpec
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
-from rollbook.ledger.records import AttemptContext, StoredCall
+from rollbook.ledger.records import AttemptContext, CallRecord
 from rollbook.policies.client import ModelClients
 
 if TYPE_CHECKING:
@@ -88,11 +88,11 @@ class Answer:
 class CallLog(Protocol):
     """The calls of one attempt, as the ledger holds them."""
 
-    async def until_now(self) -> list[StoredCall]:
+    async def until_now(self) -> list[CallRecord]:
         """Every committed call up to and including this step, in order."""
         ...
 
-    async def commit(self, answer: Answer, parse_attempt: int = 1) -> StoredCall:
+    async def commit(self, answer: Answer, parse_attempt: int = 1) -> CallRecord:
         """Commit a call of this step; the call that was committed first under this number is what counts."""
         ...
 
@@ -100,7 +100,7 @@ class CallLog(Protocol):
 class Policy(Protocol):
     """Decides one step."""
 
-    async def decide(self, turn: Turn, log: CallLog) -> StoredCall:
+    async def decide(self, turn: Turn, log: CallLog) -> CallRecord:
         """The committed call that decides this step; raises ModelCallFailed or ModelTimeout when there is none.
 
         The caller has made sure that no call decides the step yet; others of the step may be in the log.

@@ -17,7 +17,7 @@ from models.evidence import ArtifactRef
 from rollbook.artifacts import ArtifactStore
 from rollbook.errors import LedgerConflict
 from rollbook.ledger import Ledger
-from rollbook.ledger.records import ModelCall, StoredCall
+from rollbook.ledger.records import CallRecord, ModelCall
 from rollbook.policies.base import Answer, summary_of
 from rollbook.redaction import redact
 
@@ -75,11 +75,11 @@ class LedgerCallLog:
     time_left: Callable[[], float] = lambda: math.inf
     """Seconds that the activity has left."""
 
-    async def until_now(self) -> list[StoredCall]:
+    async def until_now(self) -> list[CallRecord]:
         """Every committed call up to and including this step, in order."""
         return await self.ledger.calls_until(self.attempt, self.step)
 
-    async def commit(self, answer: Answer, parse_attempt: int = 1) -> StoredCall:
+    async def commit(self, answer: Answer, parse_attempt: int = 1) -> CallRecord:
         """Store the bytes, then the row; the row that was committed first counts.
 
         While ledger or store are away it is tried again: the answer exists here only, and to ask for it again would
@@ -99,7 +99,7 @@ class LedgerCallLog:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _commit(self, answer: Answer, parse_attempt: int) -> StoredCall:
+    async def _commit(self, answer: Answer, parse_attempt: int) -> CallRecord:
         refs = {
             "prompt": await self._put(answer.prompt, JSON),
             "response": await self._put(answer.response, answer.response_media_type),

@@ -16,7 +16,7 @@ from models.contract import Purpose
 from models.identity import canonical_json
 from models.policy import OpenAIPolicy
 from rollbook.errors import InvalidInput, ModelCallFailed, ModelTimeout
-from rollbook.ledger.records import AttemptContext, StoredCall
+from rollbook.ledger.records import AttemptContext, CallRecord
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, AgentTask, PlannedCall, Screen
 from rollbook.policies.base import Answer, CallLog, Lookup, PolicyKind, Sources, Turn
 from rollbook.policies.call_log import Unstorable, finish_despite_cancel
@@ -97,7 +97,7 @@ class ModelPolicy:
         self._task = AgentTask(context.rollout_key, context.attempt_index, str(context.task["instruction"]))
         self._timeout_s = float(context.contract.limits.model_timeout_s)
 
-    async def decide(self, turn: Turn, log: CallLog) -> StoredCall:
+    async def decide(self, turn: Turn, log: CallLog) -> CallRecord:
         """The call that decides the step.
 
         Raises ModelTimeout; ModelCallFailed when the last try had no reply; RateLimited, which leaves no row; OutOfTime
@@ -116,7 +116,7 @@ class ModelPolicy:
                 return stored
             calls.append(stored)
 
-    def _check(self, calls: list[StoredCall], step: int) -> int:
+    def _check(self, calls: list[CallRecord], step: int) -> int:
         """Raises when the last fact of the step ends it; else how many transport failures came last in a row."""
         ours = [call for call in calls if call.step == step]
         if not ours:
@@ -131,7 +131,7 @@ class ModelPolicy:
         kinds = [call.failure_kind for call in reversed(ours)]
         return next((count for count, kind in enumerate(kinds) if kind != TRANSPORT), len(kinds))
 
-    async def _ask(self, turn: Turn, log: CallLog, planned: PlannedCall, screen: Screen, image: bytes) -> StoredCall:
+    async def _ask(self, turn: Turn, log: CallLog, planned: PlannedCall, screen: Screen, image: bytes) -> CallRecord:
         """Make one call and commit what came of it: from the answer on, no cancel comes in between."""
         media = await self._media(turn, planned, screen, image)
         spare_s = turn.time_left() - self._timeout_s - COMMIT_S
@@ -159,7 +159,7 @@ class ModelPolicy:
             return await finish_despite_cancel(log.commit(self._unanswered(sent_call(), error), planned.number))
         return await finish_despite_cancel(self._keep(log, sent_call(), exchanged))
 
-    async def _keep(self, log: CallLog, sent: _SentCall, exchanged: Exchanged) -> StoredCall:
+    async def _keep(self, log: CallLog, sent: _SentCall, exchanged: Exchanged) -> CallRecord:
         """Whatever was answered becomes one row, with the answer as it came. Raises RateLimited, which leaves none."""
         read = functools.partial(self._answered, sent, exchanged)
         answer = await asyncio.to_thread(read) if len(exchanged.raw) > AT_ONCE else read()

@@ -11,6 +11,7 @@ from models.policy import ReplayPolicy
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
 from rollbook.ledger.reader import RecordedAttempt
+from rollbook.ledger.records import CallRecord
 from rollbook.policies.base import Lookup
 from rollbook.policies.scripted import ScriptKind
 
@@ -44,7 +45,7 @@ def script_of(sources: list[RecordedAttempt]) -> dict[str, Any]:
     """The script that plays the recorded decisions again, step by step; a pure function of the records."""
     tasks = {}
     for source in sources:
-        steps = [_step(call) for call in source.calls if call["decides"]]
+        steps = [_step(call) for call in source.calls if call.decides]
         if not steps:
             raise InvalidInput(f"policy: attempt {source.attempt_index} of {source.key} decided nothing to replay")
         tasks[str(source.rollout["task_id"])] = {"steps": steps}
@@ -61,10 +62,10 @@ async def _admitted(ledger: Ledger, batch_id: str) -> list[str]:
     return list(first.values())
 
 
-def _step(call: dict[str, Any]) -> dict[str, Any]:
-    if call["policy_stop_reason"]:
-        return {"thought": "", "actions": [], "stop": call["policy_stop_reason"]}
-    said = [*call["actions"], *([call["terminal_action"]] if call["terminal_action"] else [])]
+def _step(call: CallRecord) -> dict[str, Any]:
+    if call.policy_stop_reason:
+        return {"thought": "", "actions": [], "stop": call.policy_stop_reason}
+    said = [*call.actions, *([call.terminal_action] if call.terminal_action else [])]
     return {"thought": "", "actions": said, "stop": None}
 
 

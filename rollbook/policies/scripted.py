@@ -18,7 +18,7 @@ from models.outcome import POLICY_STOPS
 from models.policy import NoopPolicy, ScriptedPolicy
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger
-from rollbook.ledger.records import AttemptContext, StoredCall
+from rollbook.ledger.records import AttemptContext, CallRecord
 from rollbook.policies.base import Answer, CallLog, Lookup, PolicyKind, Sources, Spec, Turn, split_terminal
 
 Action = Annotated[str, Field(pattern=r"^[^\x00]*$")]
@@ -124,7 +124,7 @@ class ScriptPlayer:
         self._steps = script.steps if script else []
         self._name = name
 
-    async def decide(self, turn: Turn, log: CallLog) -> StoredCall:
+    async def decide(self, turn: Turn, log: CallLog) -> CallRecord:
         """The recorded step, or no action after the last one."""
         return await log.commit(self._answer(turn.step))
 
@@ -157,7 +157,7 @@ class Waits:
     def __init__(self, waits: int) -> None:
         self._waits = waits
 
-    async def decide(self, turn: Turn, log: CallLog) -> StoredCall:
+    async def decide(self, turn: Turn, log: CallLog) -> CallRecord:
         """No action, or DONE after the waits."""
         done = turn.step > self._waits
         response = json.dumps({"actions": ["DONE"] if done else []}).encode()

@@ -23,7 +23,7 @@ from models.spec import BatchSpec, contract_of, read_spec
 from rollbook.errors import InvalidInput, RollbookError
 from rollbook.ledger import Ledger
 from rollbook.ledger.reader import RecordedAttempt
-from rollbook.ledger.records import AttemptContext, StoredCall
+from rollbook.ledger.records import AttemptContext, CallRecord
 from rollbook.policies import registry
 from rollbook.policies.base import Answer, CallLog, Policy, PolicyKind, Sources, Turn, summary_of
 from rollbook.policies.client import EndpointProfile, ModelClients
@@ -75,13 +75,18 @@ class MemoryLedger(Ledger):
     async def recorded(self, rollout_key: str, attempt: int | None = None) -> RecordedAttempt:
         if rollout_key == "missing":
             raise InvalidInput(f"rollout: the ledger has no rollout {rollout_key!r}")
-        call = {
-            "accepted": True,
-            "decides": True,
-            "policy_stop_reason": None,
-            "actions": ["WAIT"],
-            "terminal_action": "DONE",
-        }
+        call = CallRecord(
+            step=1,
+            parse_attempt=1,
+            policy_kind="noop",
+            completed=True,
+            accepted=True,
+            decides=True,
+            actions=["WAIT"],
+            terminal_action="DONE",
+            summary="",
+            row_digest="d",
+        )
         rollout = {"rollout_key": rollout_key, "task_id": TASK}
         return RecordedAttempt(rollout, {"attempt_index": 1}, None, [call], [], {})
 
@@ -93,15 +98,17 @@ class MemoryLog:
     """The log of step 1: of racing tries, the call that is committed first counts. Both began before there was any."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, StoredCall] = {}
+        self.rows: dict[int, CallRecord] = {}
 
-    async def until_now(self) -> list[StoredCall]:
+    async def until_now(self) -> list[CallRecord]:
         return []
 
-    async def commit(self, answer: Answer, parse_attempt: int = 1) -> StoredCall:
-        row = StoredCall(
+    async def commit(self, answer: Answer, parse_attempt: int = 1) -> CallRecord:
+        row = CallRecord(
             step=1,
             parse_attempt=parse_attempt,
+            policy_kind="noop",
+            row_digest="d",
             actions=answer.actions,
             terminal_action=answer.terminal_action,
             policy_stop_reason=answer.policy_stop_reason,
@@ -133,7 +140,7 @@ class World:
     async def contract(self) -> Contract:
         return contract_for(self.spec, await self.resolved())
 
-    async def decide(self, log: CallLog) -> StoredCall:
+    async def decide(self, log: CallLog) -> CallRecord:
         """As the activity does it."""
         context = AttemptContext(
             rollout_key=f"b/os/{TASK}/0",
@@ -243,7 +250,7 @@ class Greedy:
     def __init__(self, clicks: int) -> None:
         self.clicks = clicks
 
-    async def decide(self, turn: Turn, log: CallLog) -> StoredCall:
+    async def decide(self, turn: Turn, log: CallLog) -> CallRecord:
         return await log.commit(Answer(actions=["pyautogui.click()"] * self.clicks, model_name="greedy"))
 
 

@@ -75,7 +75,7 @@ async def test_an_answer_outlives_the_worker(scratch: Path, database_url: str, t
             [attempt] = await recorded(system, BATCH)
             assert attempt.outcome is not None
             assert (attempt.attempt_index, attempt.outcome["termination_reason"]) == (1, "agent_done")
-            rows = [(call["step"], call["parse_attempt"], call["accepted"]) for call in attempt.calls]
+            rows = [(call.step, call.parse_attempt, call.accepted) for call in attempt.calls]
             assert rows == [(1, 1, True), (2, 1, True), (3, 1, False), (3, 2, True), (4, 1, True)]
             asked = [(call.step, call.parse_attempt) for call in calls]
             assert asked == [(1, 1), (2, 1), (3, 1), (3, 2), (3, 2), (4, 1)], "only what had no answer is asked again"

@@ -130,9 +130,9 @@ async def same_actions(system: System, first: str, second: str) -> None:
     """Both batches hold the same actions, the second one as a replay."""
     for source, again in zip(await recorded(system, first), await recorded(system, second), strict=True):
         assert source.rollout["task_id"] == again.rollout["task_id"]
-        said = [[(call["actions"], call["terminal_action"]) for call in one.calls] for one in (source, again)]
+        said = [[(call.actions, call.terminal_action) for call in one.calls] for one in (source, again)]
         assert said[0] == said[1]
-        assert {call["policy_kind"] for call in again.calls} == {"replay"}
+        assert {call.policy_kind for call in again.calls} == {"replay"}
 
 
 async def test_canonical_tasks_untouched_earn_nothing(osworld: System) -> None:

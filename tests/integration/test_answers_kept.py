@@ -87,7 +87,7 @@ class Step:
 
     async def responses(self) -> list[bytes]:
         """The raw bodies of the rows, in their order; an empty one has no artifact."""
-        digests = [call["response_sha256"] for call in (await self.recorded()).calls]
+        digests = [call.response_sha256 for call in (await self.recorded()).calls]
         return [b"" if digest is None else await self.system.artifacts.get(digest) for digest in digests]
 
 
@@ -224,7 +224,7 @@ async def test_no_call_begins_that_the_activity_would_cut(step: Step) -> None:
     assert not error.value.non_retryable
     assert (await step.decide()).terminal_action == "DONE"
     assert [call.parse_attempt for call in step.said.calls] == [1, 2]
-    assert [call["accepted"] for call in (await step.recorded()).calls] == [False, True]
+    assert [call.accepted for call in (await step.recorded()).calls] == [False, True]
 
 
 async def test_nor_does_one_wait_longer_for_a_connection_than_it_may(step: Step) -> None:
@@ -250,7 +250,7 @@ async def test_what_no_column_takes_is_a_failed_call_with_its_body(step: Step, m
         await step.decide()
     rows = (await step.recorded()).calls
     assert len(rows) == len(step.said.calls) == 5
-    assert {row["failure_kind"] for row in rows} == {"transport_error"}
+    assert {row.failure_kind for row in rows} == {"transport_error"}
     assert all(b"terminate" in body for body in await step.responses())
 
 
@@ -302,7 +302,7 @@ async def test_each_answer_is_one_row_with_its_body(step: Step, name: str) -> No
     rows = (await step.recorded()).calls
     assert len(rows) == len(step.said.calls) == 2
     assert (await step.responses())[0] == SENT[name]
-    assert (rows[0]["accepted"], rows[1]["accepted"]) == (False, True)
-    assert rows[0]["completed"] == (name not in NO_COMPLETIONS)
+    assert (rows[0].accepted, rows[1].accepted) == (False, True)
+    assert rows[0].completed == (name not in NO_COMPLETIONS)
     expected = ("transport_error",) if name in NO_COMPLETIONS else ("unparseable", "empty_response")
-    assert rows[0]["failure_kind"] in expected
+    assert rows[0].failure_kind in expected

@@ -271,7 +271,7 @@ async def test_the_exact_envelope_is_whole_and_covers_no_execution(system: Syste
     assert all(call["context_epoch"] == call["segment_index"] for call in calls)
     for call, row in zip(calls, attempt.calls, strict=True):
         arrays = await system.artifacts.get(call["generation_evidence_digest"])
-        assert hashlib.sha256(arrays).hexdigest() == row["tokens_sha256"]
+        assert hashlib.sha256(arrays).hexdigest() == row.tokens_sha256
         assert call["policy_output_spans"][0]["end"] == len(json.loads(arrays)["sampled_token_ids"])
     assert not envelope["context_compaction_contract"]["generation_contract"]["training_eligible"]
     assert str(attempt.attempt["execution_id"]) not in json.dumps(envelope)
@@ -281,6 +281,7 @@ async def test_the_exact_envelope_is_whole_and_covers_no_execution(system: Syste
 async def test_a_changed_artifact_or_row_is_found(system: System) -> None:
     attempt = next(one for one in await recorded(system, BATCH) if one.key.endswith("t001/1"))
     assert (await verify(attempt, system.artifacts)).ok
+    spoken, noted = attempt.calls[0].said or {}, attempt.calls[2].telemetry or {}
     columns: list[tuple[int, dict[str, Any], str]] = [
         (1, {"parse_error": "something else"}, "parse_error"),
         (0, {"actions": ["pyautogui.click(9, 9)"]}, "actions"),
@@ -297,13 +298,13 @@ async def test_a_changed_artifact_or_row_is_found(system: System) -> None:
         (2, {"model_name": "another"}, "model_name"),
         (2, {"prompt_tokens": 1}, "prompt_tokens"),
         (2, {"completion_tokens": None}, "completion_tokens"),
-        (0, {"said": attempt.calls[0]["said"] | {"kept_text": "I never said that."}}, "prompt"),
+        (0, {"said": spoken | {"kept_text": "I never said that."}}, "prompt"),
     ]
     telemetry: list[tuple[str, Any]] = [
         ("sent_digest", "0" * 64),
         ("sent_digest", None),
         ("media", []),
-        ("media", [*attempt.calls[2]["telemetry"]["media"][:-1], "0" * 64]),
+        ("media", [*noted["media"][:-1], "0" * 64]),
         ("temperature", 0.123),
         ("seed", 17),
         ("max_images", 1),
@@ -314,14 +315,13 @@ async def test_a_changed_artifact_or_row_is_found(system: System) -> None:
         ("token_problems", ["exact_prompt_token_ids_unavailable", "exact_sampled_token_ids_unavailable"]),
         ("normalization_error", "none of it"),
     ]
-    noted = attempt.calls[2]["telemetry"]
     assert len(noted["media"]) > 1
     changes = columns + [(2, {"telemetry": noted | {name: value}}, name) for name, value in telemetry]
     without = [name for name in noted if name not in ("api", "queued_s")]
     changes += [(2, {"telemetry": {k: v for k, v in noted.items() if k != name}}, name) for name in without]
     for position, change, what in changes:
-        calls = [dict(call) for call in attempt.calls]
-        calls[position] |= change
+        calls = list(attempt.calls)
+        calls[position] = dataclasses.replace(calls[position], **change)
         proof = await verify(dataclasses.replace(attempt, calls=calls), system.artifacts)
         assert not proof.ok, what
         assert what in {one.what for one in proof.mismatches}, (what, proof.mismatches)
@@ -352,14 +352,15 @@ async def test_the_full_trace_has_arrays_and_calls(system: System, tmp_path: Pat
         assert exact[name] == brief[name]
     for one, row, other in zip(exact["completion_evidence"], attempt.calls, brief["model_call_metadata"], strict=True):
         assert set(COMPLETION) <= one.keys()
-        arrays = json.loads(await system.artifacts.get(row["tokens_sha256"]))
+        assert row.tokens_sha256
+        arrays = json.loads(await system.artifacts.get(row.tokens_sha256))
         assert {name: one[name] for name in arrays} == arrays
         assert one["completion_id"] == other["completion_id"]
         assert one["generation_contract_id"] == other["generation_contract_id"]
     media = {one["media_id"] for one in trace["media_assets"]}
     for call, row in zip(exact["trajectory_model_calls"], attempt.calls, strict=True):
-        assert (call["environment_step"], call["parse_attempt"]) == (row["step"], row["parse_attempt"])
-        assert call["response"]["content"] == row["said"]["content"]
+        assert (call["environment_step"], call["parse_attempt"]) == (row.step, row.parse_attempt)
+        assert call["response"]["content"] == (row.said or {})["content"]
         assert call["exact_generation_arrays"]["sampled_token_ids"] == call["response"]["generation_token_ids"]
         shown = [part["media_id"] for message in call["projected_prompt_messages"] for part in images(message)]
         assert shown == call["media_ids"]
@@ -433,7 +434,7 @@ async def test_the_audit_reads_images_and_token_arrays(system: System) -> None:
     attempt = next(one for one in await recorded(system, BATCH) if one.key.endswith("t001/2"))
     root = Path(system.settings.artifacts.removeprefix("file://"))
     for name in ("tokens_sha256", "prompt_sha256"):
-        sha256 = attempt.calls[0][name]
+        sha256 = getattr(attempt.calls[0], name)
         path = root / sha256[:2] / sha256
         hidden = path.with_suffix(".hidden")
         os.rename(path, hidden)
@@ -445,7 +446,8 @@ async def test_the_audit_reads_images_and_token_arrays(system: System) -> None:
         assert ("artifact_missing", sha256) in {(found.kind, found.subject) for found in report.findings}
         assert not loaded.evidence_complete
         assert exact_envelope(loaded) is None
-    image = attempt.calls[0]["image_sha256"]
+    image = attempt.calls[0].image_sha256
+    assert image
     path = root / image[:2] / image
     kept = path.read_bytes()
     path.write_bytes(kept + b"x")

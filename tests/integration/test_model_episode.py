@@ -45,7 +45,7 @@ async def play(system: System, said: Scenario, answer: Any, batch_id: str, spec:
     proof = await verify(attempt, system.artifacts)
     assert proof.ok, proof.mismatches
     assert proof.prompts_equal == proof.images_equal == len(attempt.calls)
-    assert proof.requests_equal == proof.replies_equal == sum(call["completed"] for call in attempt.calls)
+    assert proof.requests_equal == proof.replies_equal == sum(call.completed for call in attempt.calls)
     return attempt
 
 
@@ -53,17 +53,19 @@ async def test_fixed_3_over_10_steps_is_10_contexts_each_reproducible(system: Sy
     attempt = await play(system, said, click_until(9), "m-fixed", model_spec("one"))
     assert attempt.outcome is not None
     assert attempt.outcome["termination_reason"] == "agent_done"
-    assert [call["step"] for call in attempt.calls] == list(range(1, 11))
-    assert len({call["prompt_sha256"] for call in attempt.calls}) == 10
+    assert [call.step for call in attempt.calls] == list(range(1, 11))
+    assert len({call.prompt_sha256 for call in attempt.calls}) == 10
     assert [len(call.pictures) for call in said.calls] == [1, 2, *[3] * 8]
     for row, call in zip(attempt.calls, said.calls, strict=True):
         sent = call.raw
         for picture in call.pictures:
             url = b"data:image/png;base64," + b64encode(picture.data)
             sent = sent.replace(url, b"media://" + picture.sha256.encode())
-        assert hashlib.sha256(sent).hexdigest() == row["prompt_sha256"], "the prompt as it went over the wire"
-        assert row["telemetry"]["history"]["history_policy_id"] == "osworld-history-policy-d171b7730c73e7c384ab2b25"
-        assert row["tokens_sha256"] is not None
+        assert hashlib.sha256(sent).hexdigest() == row.prompt_sha256, "the prompt as it went over the wire"
+        assert (row.telemetry or {})["history"][
+            "history_policy_id"
+        ] == "osworld-history-policy-d171b7730c73e7c384ab2b25"
+        assert row.tokens_sha256 is not None
 
 
 async def test_40_steps_have_3_images_in_each_request(system: System, said: Scenario) -> None:
@@ -110,15 +112,16 @@ async def test_parse_retries_are_calls_of_their_own(system: System, said: Scenar
     policy = {"options": {"parse_error_feedback": True}, "sampling": {"temperature": 0.1, "seed": 4}}
     attempt = await play(system, said, answer, "m-retry", model_spec("one", policy))
     calls = attempt.calls
-    assert [(call["parse_attempt"], call["accepted"], call["failure_kind"]) for call in calls] == [
+    assert [(call.parse_attempt, call.accepted, call.failure_kind) for call in calls] == [
         (1, False, "unparseable"),
         (2, False, "unparseable"),
         (3, True, None),
     ]
     assert [call.body["temperature"] for call in said.calls] == [0.1, 0.2, 0.2]
     assert len({call.body["seed"] for call in said.calls}) == 3
-    assert calls[0]["parse_error"] in str(said.calls[1].body["messages"][-1])
-    assert calls[0]["parse_error"] not in str(said.calls[0].body["messages"])
+    assert calls[0].parse_error
+    assert calls[0].parse_error in str(said.calls[1].body["messages"][-1])
+    assert calls[0].parse_error not in str(said.calls[0].body["messages"])
 
 
 @pytest.mark.parametrize(
@@ -156,10 +159,12 @@ async def test_a_message_of_no_form_keeps_its_tokens_and_is_rejected(system: Sys
     assert attempt.outcome["runtime_eligible"]
     assert len(said.calls) == len(attempt.calls) == 5
     for call in attempt.calls:
-        assert call["completed"]
-        assert call["telemetry"]["normalization_error"] == "the choice's message is a text, not an object"
-        assert await system.artifacts.get(call["response_sha256"]) == body
-        tokens = json.loads(await system.artifacts.get(call["tokens_sha256"]))
+        assert call.completed
+        assert (call.telemetry or {})["normalization_error"] == "the choice's message is a text, not an object"
+        assert call.response_sha256
+        assert call.tokens_sha256
+        assert await system.artifacts.get(call.response_sha256) == body
+        tokens = json.loads(await system.artifacts.get(call.tokens_sha256))
         assert (tokens["prompt_token_ids"], tokens["sampled_token_ids"]) == ([1, 2, 3], [7] * 200)
         assert tokens["routed_experts"] == [[1, 2]]
     loaded = await load_calls(attempt, system.artifacts)
@@ -180,10 +185,10 @@ async def test_context_overflow_shrinks_and_replans(system: System, said: Scenar
     assert attempt.outcome["termination_reason"] == "max_steps"
     # step 5 would have 5 images: refused, then 4; step 6 grows again from where the clamp left the window
     assert [len(call.pictures) for call in said.calls] == [1, 2, 3, 4, 5, 4, 5, 4, 5, 4, 5, 4]
-    refused = [call for call in attempt.calls if call["failure_kind"] == "context_overflow"]
-    assert [call["step"] for call in refused] == [5, 6, 7, 8]
-    assert {call["telemetry"]["next_max_images"] for call in refused} == {4}
-    epochs = [call["telemetry"]["history"]["history_policy_compaction_epoch"] for call in attempt.calls]
+    refused = [call for call in attempt.calls if call.failure_kind == "context_overflow"]
+    assert [call.step for call in refused] == [5, 6, 7, 8]
+    assert {(call.telemetry or {})["next_max_images"] for call in refused} == {4}
+    epochs = [(call.telemetry or {})["history"]["history_policy_compaction_epoch"] for call in attempt.calls]
     assert epochs == sorted(epochs)
 
 
@@ -201,7 +206,7 @@ async def test_transport_failures_are_tried_again_and_kept(system: System, said:
         return Reply(fault="server_error") if call.parse_attempt == 1 else DONE
 
     attempt = await play(system, said, answer, "m-transport", model_spec("one"))
-    assert [call["failure_kind"] for call in attempt.calls] == ["transport_error", None]
+    assert [call.failure_kind for call in attempt.calls] == ["transport_error", None]
     assert attempt.attempt_index == 1
 
 
@@ -214,7 +219,7 @@ async def test_what_repeating_cannot_help_costs_the_attempt(system: System, said
     first = await system.ledger.recorded(attempt.key, 1)
     assert first.outcome is not None
     assert first.outcome["termination_reason"] == "model_call_failed"
-    assert [call["failure_kind"] for call in first.calls] == ["transport_error"]
+    assert [call.failure_kind for call in first.calls] == ["transport_error"]
 
 
 async def test_a_rate_limit_is_waited_for_and_never_an_attempt(system: System, said: Scenario) -> None:
@@ -233,7 +238,7 @@ async def test_a_model_timeout_is_typed_and_not_tried_again(system: System, said
     assert attempt.outcome is not None
     assert attempt.outcome["termination_reason"] == "model_timeout"
     assert not attempt.outcome["runtime_eligible"]
-    assert [call["failure_kind"] for call in attempt.calls] == ["model_timeout"]
+    assert [call.failure_kind for call in attempt.calls] == ["model_timeout"]
     assert len(said.calls) == 1
 
 
@@ -243,8 +248,8 @@ async def test_a_replay_plays_the_recorded_actions(system: System, said: Scenari
     spec = model_spec("one") | {"policy": policy}
     await system.run_batch(spec, "m-replay")
     [source], [again] = await recorded(system, "m-source"), await recorded(system, "m-replay")
-    assert [call["actions"] for call in again.calls] == [call["actions"] for call in source.calls]
-    assert again.calls[-1]["terminal_action"] == "DONE"
-    assert {call["policy_kind"] for call in again.calls} == {"replay"}
+    assert [call.actions for call in again.calls] == [call.actions for call in source.calls]
+    assert again.calls[-1].terminal_action == "DONE"
+    assert {call.policy_kind for call in again.calls} == {"replay"}
     assert (await system.run_batch(spec, "m-replay")).state == "already complete"
     assert (await system.audit("m-replay")).ok

@@ -16,7 +16,7 @@ from rollbook.evidence.load import AttemptEvidence, CallEvidence, Tokens
 from rollbook.evidence.trajectory import parse_failure, trajectory_contract
 from rollbook.export.training import rows_of
 from rollbook.ledger.reader import RecordedAttempt
-from rollbook.ledger.records import StoredCall
+from rollbook.ledger.records import CallRecord
 from rollbook.policies.agent import Agent, AgentTask, Screen
 from rollbook.policies.protocols.base import MediaRef
 from rollbook.policies.replay import script_of
@@ -27,9 +27,9 @@ def contract(**policy: Any) -> Contract:
     return contract_of(spec, Resolved(parser_id="pyautogui-code-parser-v1"))
 
 
-def row(step: int, parse_attempt: int = 1, **changes: Any) -> dict[str, Any]:
+def row(step: int, parse_attempt: int = 1, **changes: Any) -> CallRecord:
     """A model call's row."""
-    return {
+    columns: dict[str, Any] = {
         "step": step,
         "parse_attempt": parse_attempt,
         "policy_kind": "openai",
@@ -55,8 +55,8 @@ def row(step: int, parse_attempt: int = 1, **changes: Any) -> dict[str, Any]:
         "telemetry": {"image": IMAGE, "history": {}, "max_images": None},
         "said": {"content": "said", "kept_text": "kept", "tool_calls": []},
         "row_digest": f"{step}-{parse_attempt}",
-        **changes,
     }
+    return CallRecord(**columns | changes)
 
 
 IMAGE = {"media_id": "media-1", "sha256": "3" * 64, "sent": [100, 50], "screen": [200, 100]}
@@ -64,7 +64,7 @@ IMAGE = {"media_id": "media-1", "sha256": "3" * 64, "sent": [100, 50], "screen":
 
 def call(turn_id: int, prompt: list[int], sampled: list[int], media: str = "", **changes: Any) -> CallEvidence:
     return CallEvidence(
-        row=row(turn_id, **changes),
+        record=row(turn_id, **changes),
         turn_id=turn_id,
         model_call_id=f"model-call-{turn_id}",
         prompt={"model": "m", "messages": [], "temperature": 1.0},
@@ -94,7 +94,7 @@ def loaded(calls: list[CallEvidence], *, admitted: bool = True, caller: bool = T
     attempt = {"attempt_index": 1, "trajectory_rollout_id": "rollout-1", "execution_id": uuid.UUID(int=7)}
     decision = {"admitted": admitted, "reason": "r", "policy_id": "p"}
     return AttemptEvidence(
-        RecordedAttempt(rollout, attempt, None, [one.row for one in calls], [], {"runtime": decision}), calls
+        RecordedAttempt(rollout, attempt, None, [one.record for one in calls], [], {"runtime": decision}), calls
     )
 
 
@@ -168,7 +168,7 @@ def test_every_delta_was_validated_and_the_model_has_an_id() -> None:
         ({"turn_id": 7}, "turn_id"),
         ({"tokens": Tokens([1], [2, 3], [-0.5])}, "sampled_tokens"),
         ({"tokens": Tokens([], [2], [-0.5])}, "prompt_token_ids"),
-        ({"row": row(2, tokens_sha256=None)}, "generation_evidence_digest"),
+        ({"record": row(2, tokens_sha256=None)}, "generation_evidence_digest"),
     ],
 )
 def test_a_delta_that_cannot_be_followed_does_not_pass(wrong: dict[str, Any], what: str) -> None:
@@ -214,7 +214,7 @@ def test_loss_bears_what_was_sampled_and_admitted() -> None:
     assert [one["loss_spans"] for one in rows_of(loaded(APPENDING), untrained)] == [[], []]
 
 
-def failed(step: int, parse_attempt: int, kind: str, **changes: Any) -> dict[str, Any]:
+def failed(step: int, parse_attempt: int, kind: str, **changes: Any) -> CallRecord:
     completed = kind in ("unparseable", "empty_response", "output_truncated")
     return row(
         step,
@@ -248,17 +248,13 @@ SCREEN = Screen(MediaRef("media-1", "3" * 64, 100, 50), (200, 100))
 TASK = AgentTask("b/os/t/0", 1, "do it")
 
 
-def stored(*rows: dict[str, Any]) -> list[StoredCall]:
-    return [StoredCall(**{name: one[name] for name in StoredCall.__slots__}) for one in rows]
-
-
 def test_a_context_that_did_not_fit_uses_up_no_try() -> None:
     agent = Agent(contract(options={"parse_retries": 2}))
     shrunk = failed(1, 1, "context_overflow", telemetry={"next_max_images": 2})
-    planned = agent.next_call(TASK, 1, SCREEN, stored(shrunk))
+    planned = agent.next_call(TASK, 1, SCREEN, [shrunk])
     assert (planned.number, planned.max_images, planned.last_sample) == (2, 2, False)
     assert planned.sampling.temperature == 1.0, "nothing was sampled yet"
-    planned = agent.next_call(TASK, 1, SCREEN, stored(shrunk, failed(1, 2, "unparseable")))
+    planned = agent.next_call(TASK, 1, SCREEN, [shrunk, failed(1, 2, "unparseable")])
     assert (planned.number, planned.max_images, planned.last_sample) == (3, 2, True)
 
 
@@ -269,14 +265,14 @@ def test_a_context_that_did_not_fit_uses_up_no_try() -> None:
 def test_repeated_samples_are_drawn_warmer(options: dict[str, Any], temperature: float, drawn: float) -> None:
     agent = Agent(contract(options=options, sampling={"temperature": temperature}))
     assert agent.next_call(TASK, 1, SCREEN, []).sampling.temperature == temperature
-    again = agent.next_call(TASK, 1, SCREEN, stored(failed(1, 1, "empty_response")))
+    again = agent.next_call(TASK, 1, SCREEN, [failed(1, 1, "empty_response")])
     assert again.sampling.temperature == drawn
 
 
 def test_feedback_outlives_an_overflow_and_a_lost_connection() -> None:
     agent = Agent(contract(options={"parse_error_feedback": True}))
     rows = [failed(1, 1, "unparseable"), failed(1, 2, "transport_error"), failed(1, 3, "context_overflow")]
-    assert "unparseable!" in str(agent.next_call(TASK, 1, SCREEN, stored(*rows)).messages)
+    assert "unparseable!" in str(agent.next_call(TASK, 1, SCREEN, rows).messages)
 
 
 def test_a_clamp_stays_in_the_states_that_follow() -> None:
@@ -284,13 +280,13 @@ def test_a_clamp_stays_in_the_states_that_follow() -> None:
     agent = Agent(contract(history=history))
     clamped = row(3, 2, telemetry={"image": IMAGE, "max_images": 1})
     rows = [row(1), row(2), failed(3, 1, "context_overflow", telemetry={"next_max_images": 1}), clamped]
-    assert agent.next_call(TASK, 4, SCREEN, stored(*rows)).plan.intervals == ((2, 4),)
-    assert agent.next_call(TASK, 4, SCREEN, stored(row(1), row(2), row(3))).plan.intervals == ((0, 4),)
+    assert agent.next_call(TASK, 4, SCREEN, rows).plan.intervals == ((2, 4),)
+    assert agent.next_call(TASK, 4, SCREEN, [row(1), row(2), row(3)]).plan.intervals == ((0, 4),)
 
 
 def test_a_step_is_never_decided_over_a_gap() -> None:
     with pytest.raises(LedgerConflict, match="not all decided"):
-        Agent(contract()).next_call(TASK, 3, SCREEN, stored(row(1)))
+        Agent(contract()).next_call(TASK, 3, SCREEN, [row(1)])
 
 
 def test_another_parser_than_the_contracts_is_refused() -> None:

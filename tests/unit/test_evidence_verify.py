@@ -1,5 +1,6 @@
 """The proof of one call, over a store in memory: what differs, and what cannot be known, are two things."""
 
+import dataclasses
 import hashlib
 import io
 import uuid
@@ -13,6 +14,7 @@ from models.spec import contract_of, read_spec
 from rollbook.errors import ArtifactError
 from rollbook.evidence.verify import verify
 from rollbook.ledger.reader import RecordedAttempt
+from rollbook.ledger.records import CallRecord
 from rollbook.policies import imaging
 from rollbook.policies.agent import Agent, AgentTask
 from rollbook.policies.client import ChatRequest
@@ -57,6 +59,7 @@ def one_call(store: Store, pixels: int | None) -> RecordedAttempt:
     planned = agent.next_call(AgentTask(KEY, 1, "do"), 1, seen, [])
     body = request_body(ChatRequest("m", planned.messages, tools=planned.tools, sampling=planned.sampling), "vllm")
     row: dict[str, Any] = {
+        "policy_kind": "openai",
         "step": 1,
         "parse_attempt": 1,
         "actions": [],
@@ -87,7 +90,8 @@ def one_call(store: Store, pixels: int | None) -> RecordedAttempt:
     }
     rollout = {"rollout_key": KEY, "contract": contract.document, "document": {"instruction": "do"}}
     attempt = {"attempt_index": 1, "execution_id": uuid.UUID(int=7)}
-    return RecordedAttempt(rollout, attempt, None, [row], [{"step": 0, "screenshot_sha256": store.keep(png)}], {})
+    turns = [{"step": 0, "screenshot_sha256": store.keep(png)}]
+    return RecordedAttempt(rollout, attempt, None, [CallRecord(**row)], turns, {})
 
 
 @pytest.mark.parametrize("pixels", [None, 3000])
@@ -158,5 +162,5 @@ async def test_what_is_not_scaled_needs_no_library(monkeypatch: pytest.MonkeyPat
 async def test_a_call_without_a_reply_has_nothing_of_one(change: dict[str, Any], what: str) -> None:
     store = Store()
     attempt = one_call(store, None)
-    attempt.calls[0] |= change
+    attempt.calls[0] = dataclasses.replace(attempt.calls[0], **change)
     assert what in {one.what for one in (await verify(attempt, store)).mismatches}

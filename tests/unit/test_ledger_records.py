@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollbook.ledger import Evaluation, ModelCall
+from rollbook.export.training import CALL_COLUMNS, LAYOUT
+from rollbook.ledger import Evaluation, ModelCall, tables
+from rollbook.ledger.records import CallRecord
 
 DIGEST = "a" * 64
+
+ARTIFACTS = ("prompt", "response", "image", "tokens")
 
 
 @pytest.mark.parametrize("score", [0, 0.0, 0.5, 1, 1.0])
@@ -60,3 +64,34 @@ def test_text_that_postgres_cannot_hold_is_replaced() -> None:
     call = ModelCall(step=1, policy_kind="noop", actions=["a\x00b\ud800"], telemetry={"k": ["\x00"]})
     assert call.actions == ["a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"]
     assert call.telemetry == {"k": ["\N{REPLACEMENT CHARACTER}"]}
+
+
+def test_a_call_record_has_the_columns_of_its_table() -> None:
+    place_and_time = {"rollout_key", "attempt_index", "recorded_at"}
+    assert set(CallRecord.__slots__) == set(tables.model_call.c.keys()) - place_and_time
+    computed = {"decides", "row_digest"}
+    committed = {f"{name}_sha256" if name in ARTIFACTS else name for name in ModelCall.model_fields}
+    assert committed == set(CallRecord.__slots__) - computed
+
+
+def test_a_call_exports_these_columns() -> None:
+    """The list is derived from the record: a change of it needs another version of the layout."""
+    assert CALL_COLUMNS == {
+        "step": "int",
+        "parse_attempt": "int",
+        "policy_kind": "text",
+        "completed": "bool",
+        "accepted": "bool",
+        "actions": ["text"],
+        "terminal_action": "text",
+        "policy_stop_reason": "text",
+        "parse_error": "text",
+        "failure_kind": "text",
+        "finish_reason": "text",
+        "model_name": "text",
+        "model_version": "text",
+        "prompt_tokens": "int",
+        "completion_tokens": "int",
+        "latency_s": "float",
+    }
+    assert LAYOUT == "rollbook-training-parquet-v2"
