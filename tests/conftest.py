@@ -69,7 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         group = "desktops" if _uses_desktops(item) else item.nodeid.partition("::")[0].replace("/", ".")
         item.add_marker(pytest.mark.xdist_group(group))
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        # a whole batch on desktops takes minutes where the machine is loaded
+        if (item.get_closest_marker("slow") or group == "desktops") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     items.sort(key=lambda item: not _uses_desktops(item))  # stable: the order within each half stays
 

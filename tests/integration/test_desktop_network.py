@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from ipaddress import IPv4Interface
 
 import docker
@@ -63,8 +63,10 @@ class Listener:
             return
 
     def close(self) -> None:
-        self.tcp.close()
-        self.udp.close()
+        for service in (self.tcp, self.udp):
+            with suppress(OSError):  # UDP is not connected; the call wakes the thread all the same
+                service.shutdown(socket.SHUT_RDWR)
+            service.close()
 
 
 @pytest.fixture
