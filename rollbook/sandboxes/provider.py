@@ -139,7 +139,7 @@ class SandboxHandle(BaseModel):
     """Digest behind the image's name when the desktop was created."""
     vnc_port: int
     isolation: Literal["partial", "full"] = "partial"
-    """`full` only where the guest is known to be unable to reach its host ."""
+    """`full` only where the guest is known to be unable to reach its host."""
 
 
 class SandboxStatus(StrEnum):

@@ -68,7 +68,7 @@ ABANDONED_NETWORK_S = 600.0
 
 
 class DockerProvider(SandboxProvider):
-    """Desktops of one deployment on one Docker engine .
+    """Desktops of one deployment on one Docker engine.
 
     `base_url` None means DOCKER_HOST or the local socket. Ports are published on `publish_ip` only.
     """
