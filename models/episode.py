@@ -1,11 +1,13 @@
 """Messages between an Episode and its activities. References and small facts only: they stay in the history."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from models.base import Wire
 from models.evidence import ArtifactRef
+from models.explain import explain
 from models.outcome import Infra, OutcomeFacts, TerminalAction
 
 
@@ -13,6 +15,20 @@ class EpisodeStart(Wire):
     """Input of the Episode workflow: one logical rollout."""
 
     rollout_key: str
+    attempts: int = Field(default=0, ge=0)
+    """Attempts that earlier runs of this episode made before it continued as new."""
+    frozen: bool = False
+    """Set when an earlier run was frozen at its end."""
+
+
+def read_start(inputs: Sequence[Any]) -> EpisodeStart:
+    """Read the input of an Episode from any client. Raises ValueError that names the field."""
+    if len(inputs) != 1 or not isinstance(inputs[0], dict):
+        raise ValueError("the input must be one JSON object with rollout_key")
+    try:
+        return EpisodeStart.model_validate(inputs[0])
+    except ValidationError as error:
+        raise ValueError(explain(error)) from error
 
 
 class ClaimRequest(Wire):

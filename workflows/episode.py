@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import Any, NoReturn
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
@@ -18,6 +18,7 @@ from models.episode import (
     EpisodeStart,
     EvaluateRequest,
     Finalized,
+    read_start,
 )
 from models.outcome import POLICY_STOPS, Infra
 from workflows import activity_calls
@@ -35,15 +36,21 @@ class Episode:
     reason. It does not decide scores (the evaluator does) or counting (admission does).
     """
 
-    def __init__(self) -> None:
-        self._frozen = False
+    @workflow.init
+    def __init__(self, *inputs: Any) -> None:
+        self._input = _read(inputs)
+        # here and not in `run`: a signal of the first task is handled before `run` begins, and must not be undone
+        self._frozen = isinstance(self._input, EpisodeStart) and self._input.frozen
         self._renewals = 0
         self._state: AttemptState | None = None
         self._deadline: Deadline | None = None
 
     @workflow.run
-    async def run(self, start: EpisodeStart) -> EpisodeResult:
-        n, cancelled = 0, False
+    async def run(self, *inputs: Any) -> EpisodeResult:
+        start = self._input
+        if isinstance(start, str):
+            raise ApplicationError(start, type=names.INVALID_INPUT, non_retryable=True)
+        n, cancelled = start.attempts, False
         while True:
             n += 1
             try:
@@ -69,6 +76,8 @@ class Episode:
                 if cancelled:
                     raise asyncio.CancelledError(_why_cancelled())
                 return _result(start, n, finalized)
+            if workflow.info().is_continue_as_new_suggested() and not cancelled:
+                self._continue_as_new(start, n)
             # cancelled after an end that earned another attempt: claim it and end it as cancelled at once, or the row
             # would stay in the state running without a workflow
 
@@ -81,6 +90,15 @@ class Episode:
     def thaw(self) -> None:
         """Continue after `freeze`."""
         self._frozen = False
+
+    def _continue_as_new(self, start: EpisodeStart, attempts: int) -> NoReturn:
+        """Begin the next attempt with an empty history: Temporal ends a workflow whose history grows without limit.
+
+        An attempt of 1,000 steps has 12,050 events, a history may have 51,200, and Temporal suggests this after 4,096.
+        Between two attempts nothing is open. A signal or a cancel that arrives now makes the server refuse the end of
+        this run, and the workflow handles it first.
+        """
+        workflow.continue_as_new(start.model_copy(update={"attempts": attempts, "frozen": self._frozen}))
 
     async def _attempt(self, start: EpisodeStart, claimed: Claimed, cancelled: bool) -> tuple[Finalized, bool]:
         """Play one attempt, or end it at once when `cancelled`. Returns its end and whether a cancel has arrived."""
@@ -216,6 +234,14 @@ class Episode:
         assert self._state is not None
         self._state.phase = phase
         workflow.set_current_details(self._state.details())
+
+
+def _read(inputs: tuple[Any, ...]) -> EpisodeStart | str:
+    """The input, or an error message: an input that Temporal cannot decode would be retried for ever."""
+    try:
+        return read_start(inputs)
+    except ValueError as error:
+        return str(error)
 
 
 def _why_cancelled() -> str:

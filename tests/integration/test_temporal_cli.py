@@ -125,6 +125,15 @@ async def test_bad_input_fails_at_once_and_names_the_field(
     assert (await system.ledger.counts(name)).planned == 0
 
 
+async def test_an_episode_started_by_hand_without_a_rollout_ends_at_once(cli: Cli) -> None:
+    code, output = await cli.run(
+        "workflow", "execute", "--type", "Episode", "--task-queue", cli._queue, "--workflow-id", "by-hand",
+        "--input", "{}",
+    )  # fmt: skip
+    assert code != 0
+    assert "rollout_key: required" in " ".join(output.split()), output
+
+
 async def test_two_inputs_and_no_input_are_refused(cli: Cli) -> None:
     code, output = await cli.start("execute", "two-inputs", null_spec("three"), "--input", "{}")
     assert code != 0, output
