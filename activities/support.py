@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from temporalio import activity
@@ -16,6 +16,8 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from models import names
 from models.activities import Activity
 from models.episode import DesktopRequest
+from models.identity import batch_of
+from models.janitor import ReconcileRequest
 from rollbook.desktop.driver import Driver
 from rollbook.errors import (
     ArtifactError,
@@ -24,6 +26,7 @@ from rollbook.errors import (
     ConfigError,
     EvaluatorError,
     Fenced,
+    ForeignDeployment,
     InfraError,
     InvalidInput,
     LedgerConflict,
@@ -37,7 +40,7 @@ from rollbook.worker.services import Services
 
 P = ParamSpec("P")
 R = TypeVar("R")
-A = TypeVar("A")
+A = TypeVar("A", bound="WithServices")
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -62,21 +65,47 @@ TRIED_AGAIN: dict[type[RollbookError], bool] = {
 Exceptions from outside the tree (a store that is down, a full disk, a cut connection) are always tried again.
 """
 
+FOREIGN_PAUSE = timedelta(seconds=0.5)
+
 BEAT_S = 5.0
 """Longest pause between two heartbeats: a cancel reaches the activity with its next heartbeat."""
 FIRST_BEAT_S = 1.0
 """An activity that ends sooner sends no heartbeat: each one is a request to the server, and a write there."""
 
 
+class WithServices(Protocol):
+    """An object with activities."""
+
+    _services: Services
+
+
 def implements(
     definition: Activity[In, Out],
 ) -> Callable[[Callable[[A, In], Awaitable[Out]]], Callable[[A, In], Awaitable[Out]]]:
-    """Make a method the activity of a definition; its types must be those of the definition. See `reported`."""
+    """Make a method the activity of a definition; its types must be those of the definition. See `reported`.
+
+    Work of another deployment is refused, and tried again until one of its own workers takes it: two deployments may
+    have been given one task queue by mistake.
+    """
 
     def decorate(work: Callable[[A, In], Awaitable[Out]]) -> Callable[[A, In], Awaitable[Out]]:
-        return activity.defn(name=definition.name)(reported(work))
+        @functools.wraps(work)
+        async def own(self: A, request: In) -> Out:
+            await _check_own(self._services, request)
+            return await work(self, request)
+
+        return activity.defn(name=definition.name)(reported(own))
 
     return decorate
+
+
+async def _check_own(services: Services, request: Any) -> None:
+    """Raise ForeignDeployment when the request is about another deployment's batch, or for its Janitor."""
+    if isinstance(request, ReconcileRequest):
+        services.check_deployment(request.deployment_id or services.settings.deployment_id, "the Janitor's run")
+        return
+    attempt = getattr(request, "attempt", request)
+    await services.check_own(batch_of(attempt.rollout_key) if hasattr(attempt, "rollout_key") else attempt.batch_id)
 
 
 def reported(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
@@ -114,6 +143,8 @@ def to_application_error(error: RollbookError) -> ApplicationError:
             next_retry_delay=timedelta(seconds=error.retry_after_s),
             category=ApplicationErrorCategory.BENIGN,
         )
+    if isinstance(error, ForeignDeployment):  # its own worker polls the same queue: it may be quick to take it
+        return ApplicationError(text, type=_type_of(error), next_retry_delay=FOREIGN_PAUSE)
     details = [names.GUEST_FAILED] if isinstance(error, EvaluatorError) and error.guest_failed else []
     return ApplicationError(text, *details, type=_type_of(error), non_retryable=not tried_again(error))
 

@@ -37,6 +37,11 @@ def rollout_key(batch_id: str, domain: str, task_id: str, sample: int) -> str:
     return f"{batch_id}/{domain}/{task_id}/{sample}"
 
 
+def batch_of(rollout: str) -> str:
+    """The batch of a rollout's key: a batch id has no slash."""
+    return rollout.partition("/")[0]
+
+
 def sandbox_key(deployment_id: str, rollout: str, attempt_index: int) -> str:
     """The label by which the desktop of one attempt is found again: 32 hexadecimal digits."""
     return digest([deployment_id, rollout, attempt_index])[:32]

@@ -9,7 +9,10 @@ from models.explain import explain
 
 
 class ReconcileRequest(Wire):
-    """One run of the Janitor; the deployment is the worker's own, the namespace its client's."""
+    """One run of the Janitor; the namespace is that of the worker's client."""
+
+    deployment_id: str = ""
+    """The deployment to look after; empty: that of the worker which takes the request."""
 
     min_age_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Seconds a row must have been quiet; None takes the worker's setting."""

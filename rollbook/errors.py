@@ -2,6 +2,7 @@
 
 RollbookError
 ├── ConfigError            a setting or profile is missing or wrong (names the setting and the fix)
+│   └── ForeignDeployment  work of another deployment that polls the same task queue; its own worker will take it
 ├── InvalidInput           a spec, task or argument is wrong (names the field and the fix)
 │   └── SpecConflict       the batch exists with another contract; carries the difference
 ├── LedgerError
@@ -43,6 +44,10 @@ class RollbookError(Exception):
 
 class ConfigError(RollbookError):
     """A setting or profile is missing or wrong; the message names it and the fix."""
+
+
+class ForeignDeployment(ConfigError):
+    """The work belongs to another deployment, which polls the same task queue."""
 
 
 class InvalidInput(RollbookError):

@@ -155,7 +155,7 @@ def reconcile(
         try:
             done: Reconciled = await client.execute_workflow(
                 names.JANITOR,
-                ReconcileRequest(min_age_s=min_age_s),
+                ReconcileRequest(min_age_s=min_age_s, deployment_id=found.deployment_id),
                 id=f"{schedule_id(found.deployment_id)}-by-hand-{uuid.uuid4().hex[:8]}",
                 task_queue=found.task_queue_orchestrate,
                 result_type=Reconciled,

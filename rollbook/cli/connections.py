@@ -12,7 +12,13 @@ from temporalio.service import RPCError
 
 from models import attributes
 from rollbook.cli.command import Unreachable
-from rollbook.config.connections import artifact_base_url, ledger_url, temporal_connect_config, temporal_ui_url
+from rollbook.config.connections import (
+    artifact_base_url,
+    ledger_url,
+    local_stack,
+    temporal_connect_config,
+    temporal_ui_url,
+)
 from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError
 from rollbook.ledger import Ledger
@@ -24,8 +30,13 @@ CONNECT_S = 15.0
 
 
 def settings() -> Settings:
-    """The settings of this process; raises ConfigError that names each bad variable."""
+    """The settings of this process; raises ConfigError that names each bad variable.
+
+    Where none names a deployment, it is that of the local stack in the state directory.
+    """
     found = load_settings()
+    if "deployment_id" not in found.model_fields_set and (state := local_stack(found)):
+        found = state.settings_of(found)
     register_settings(found)
     return found
 

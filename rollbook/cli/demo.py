@@ -12,12 +12,10 @@ import typer
 from rollbook.cli.audit import examine, print_audit
 from rollbook.cli.command import FAILURE, OK, Failed, finish, read_json
 from rollbook.cli.connections import Links, open_ledger, open_reader, settings
-from rollbook.cli.machine import elsewhere
 from rollbook.cli.out import clean, print_table, say
 from rollbook.cli.report import print_rollouts, print_scoreboard
 from rollbook.cli.status import follow, print_roll_call
 from rollbook.cli.submit import default_batch_id, launch, load_spec, read_batch_id, tell
-from rollbook.config.connections import local_stack
 from rollbook.config.settings import PROJECT_ROOT, Settings
 from rollbook.ledger import AuditReport
 from rollbook.osworld.tasksets import read_task_set
@@ -53,7 +51,7 @@ async def _demo(given: str | None) -> int:
     say()
     say("next:")
     first = rollouts[0]["rollout_key"] if rollouts else f"{batch_id}/os/count-lines/0"
-    for line in next_lines(found, first, await _free_id(found), _exports(found)):
+    for line in next_lines(first, await _free_id(found), _exports()):
         say(f"  {line}")
     return OK if ended.code == OK and report.ok else FAILURE
 
@@ -129,28 +127,25 @@ async def _free_id(found: Settings) -> str:
     raise AssertionError("numbers do not end")
 
 
-def next_lines(found: Settings, rollout: str, free_id: str, exports: list[str]) -> list[str]:
+def next_lines(rollout: str, free_id: str, exports: list[str]) -> list[str]:
     """Commands to go on with, as they can be pasted into a shell in this directory."""
     spec = _relative(EXAMPLES / "batches" / f"{NAME}.json")
     return [
         *exports,
         f"rollbook show {rollout}",
         f"rollbook sql -c \"SELECT * FROM rollcall WHERE batch_id = '{rollout.partition('/')[0]}'\"",
-        f"temporal workflow start --type BenchmarkBatch --task-queue {found.task_queue_orchestrate} "
+        f'temporal workflow start --type BenchmarkBatch --task-queue "$ROLLBOOK_TASK_QUEUE" '
         f"--workflow-id {free_id} --fail-existing --input-file {spec}",
         f"rollbook watch {free_id}",
     ]
 
 
-def _exports(found: Settings) -> list[str]:
-    """Shell exports with which `rollbook` and `temporal` are found and find the server."""
+def _exports() -> list[str]:
+    """Shell exports with which `rollbook` and `temporal` are found, and `temporal` finds server and task queue."""
     lines = []
     if not (shutil.which("rollbook") and shutil.which("temporal")):
         lines.append(f"export PATH={Path(sys.executable).parent}:$PATH")
-    state = local_stack(found)
-    if state is not None and elsewhere(state.temporal_address):
-        lines.append(f"export TEMPORAL_ADDRESS={state.temporal_address}")
-    return lines
+    return [*lines, 'eval "$(rollbook env)"']
 
 
 def _relative(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollbook.cli.command import AsJson, finish
-from rollbook.cli.connections import settings
-from rollbook.cli.out import print_fields, print_json, print_table, say
-from rollbook.config.connections import ledger_url
+from rollbook.cli.connections import connect, settings
+from rollbook.cli.out import note, print_fields, print_json, print_table, say
+from rollbook.config.connections import ledger_url, temporal_connect_config
 from rollbook.errors import ConfigError
+from rollbook.temporal.namespace import foreign_pollers
 from rollbook.worker import Role
 
 if TYPE_CHECKING:
@@ -32,23 +34,39 @@ def up(
         state = await start_stack(found, engine=not no_engine)
         if found.temporal != "external" and (line := elsewhere(state.temporal_address)):
             say(line)
+        strangers = await foreign_pollers(await connect(settings()), state.settings_of(found))
+        for queue, identities in strangers.items():
+            note(
+                f"warning: task queue {queue} is polled by workers of another deployment: {', '.join(identities)}; "
+                "give each deployment a queue of its own (ROLLBOOK_TASK_QUEUE, ROLLBOOK_DEPLOYMENT_ID)"
+            )
         return 0
 
     finish(work())
 
 
+def env() -> None:
+    """Print exports for the plain `temporal`: address, namespace, task queue. Use: eval "$(rollbook env)"."""
+    found = settings()
+    config = temporal_connect_config(found)
+    exports = {
+        "TEMPORAL_ADDRESS": config["target_host"],
+        "TEMPORAL_NAMESPACE": config.get("namespace", "default"),
+        "ROLLBOOK_TASK_QUEUE": found.task_queue_orchestrate,
+    }
+    for name, value in exports.items():
+        say(f"export {name}={shlex.quote(value)}")
+
+
 def elsewhere(address: str | None) -> str | None:
-    """The export that the plain `temporal` needs when the server is not at its usual port."""
+    """A remark when the server is not at the port where the plain `temporal` looks for it."""
     from rollbook.stack.processes import HOST, PREFERRED, holder, is_free
 
     usual = PREFERRED["temporal"]
     if address in (None, f"{HOST}:{usual}") or os.environ.get("TEMPORAL_ADDRESS") == address:
         return None
     why = "" if is_free(usual) else f": that port was taken by {holder(usual)}"
-    return (
-        f"Temporal is at {address}, not at {HOST}:{usual}{why}; for the plain `temporal`:\n"
-        f"  export TEMPORAL_ADDRESS={address}"
-    )
+    return f'Temporal is at {address}, not at {HOST}:{usual}{why}; for the plain `temporal`: eval "$(rollbook env)"'
 
 
 def down(

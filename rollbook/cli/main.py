@@ -46,6 +46,7 @@ STACK, SETUP, BATCHES, RESULTS = "The local stack", "What batches are made of", 
 
 for command, panel in (
     (machine.up, STACK),
+    (machine.env, STACK),
     (machine.down, STACK),
     (machine.ps, STACK),
     (machine.logs, STACK),

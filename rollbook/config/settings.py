@@ -72,12 +72,10 @@ class Settings(EvaluatorSettings):
     """Allow installing a missing Docker engine (root on Debian or Ubuntu only)."""
 
     # --- task queues ----------------------------------------------------------------------------------------
-    task_queue_orchestrate: str = Field(default="rollbook", min_length=1)
-    """Task queue of workflows, ledger and policy activities."""
-    task_queue_desktop: str = Field(default="rollbook", min_length=1)
-    """Task queue of sandbox and desktop activities. One queue for all saves a dispatch per activity."""
-    task_queue_osworld: str = Field(default="rollbook", min_length=1)
-    """Task queue of setup and evaluation activities."""
+    task_queue: str | None = Field(default=None, min_length=1)
+    """Task queue of this deployment. Unset: `rollbook-<deployment id>`, so that two deployments share none."""
+    split_task_queues: bool = False
+    """Give the roles desktop and osworld queues of their own. One queue for all saves a dispatch per activity."""
 
     # --- desktops -------------------------------------------------------------------------------------------
     desktop_image: str | None = None
@@ -162,6 +160,25 @@ class Settings(EvaluatorSettings):
         return value
 
     @property
+    def task_queue_orchestrate(self) -> str:
+        """Task queue of workflows, ledger and policy activities: the one that starts a batch."""
+        return self.task_queue or f"rollbook-{self.deployment_id}"
+
+    @property
+    def task_queue_desktop(self) -> str:
+        """Task queue of sandbox and desktop activities."""
+        return self._queue("desktop")
+
+    @property
+    def task_queue_osworld(self) -> str:
+        """Task queue of setup and evaluation activities."""
+        return self._queue("osworld")
+
+    def _queue(self, role: str) -> str:
+        # "/" is in no deployment id: no other deployment's queue can have this name
+        return f"{self.task_queue_orchestrate}/{role}" if self.split_task_queues else self.task_queue_orchestrate
+
+    @property
     def artifacts(self) -> str:
         """URL of the artifact store, the default filled in."""
         return self.artifact_url or (self.state_dir / "artifacts").as_uri()
@@ -178,7 +195,9 @@ class Settings(EvaluatorSettings):
 
     def digest(self) -> str:
         """Compare the settings of two processes (secrets left out)."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        # the queue by its name in effect: a shell with the exports of `rollbook env` has the same settings
+        values = self.model_copy(update={"task_queue": self.task_queue_orchestrate})
+        return hashlib.sha256(values.model_dump_json().encode()).hexdigest()[:16]
 
     @property
     def osworld_tasks(self) -> Path:

@@ -56,6 +56,12 @@ class BatchControls(Store):
             **{name: row[name] for name in BatchControl.__slots__ if name in row},
         )
 
+    @reads
+    async def deployment_of(self, conn: AsyncConnection, batch_id: str) -> str | None:
+        """The deployment that runs a batch; None for an unknown batch."""
+        owner = await conn.scalar(select(tables.batch.c.deployment_id).where(tables.batch.c.batch_id == batch_id))
+        return None if owner is None else str(owner)
+
     @writes
     async def batch_is_whole(self, conn: AsyncConnection, batch_id: str) -> bool:
         """Report if every planned row is final, and record the time when it is."""

@@ -182,6 +182,5 @@ class Worker(Child):
                 task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
             )
         )
-        # The SDK's default identity is `pid@host`.
         assert self.ref is not None
-        return any(poller.identity.startswith(f"{self.ref.pid}@") for poller in answer.pollers)
+        return any(f":{self.ref.pid}@" in poller.identity for poller in answer.pollers)  # see `worker_identity`

@@ -44,6 +44,8 @@ class StackState(BaseModel):
     error: str | None = None
     """The reason for the phase `failed`."""
     deployment_id: str
+    task_queue: str | None = None
+    """The setting of that name."""
     supervisor: ProcessRef | None = None
     token: str | None = None
     """Marks every process of this run in its environment (`ROLLBOOK_STACK_TOKEN`)."""
@@ -60,8 +62,8 @@ class StackState(BaseModel):
     artifact_base_url: str | None = None
 
     def settings_of(self, settings: Settings) -> Settings:
-        """The settings with the deployment of this stack, should that have changed since the stack was started."""
-        return settings.model_copy(update={"deployment_id": self.deployment_id})
+        """The settings with deployment and task queue of this stack, should they have changed since it was started."""
+        return settings.model_copy(update={"deployment_id": self.deployment_id, "task_queue": self.task_queue})
 
     def running(self) -> bool:
         """True while the supervisor lives and has not given up."""

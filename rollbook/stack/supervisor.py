@@ -82,6 +82,7 @@ class Supervisor:
         self._state = StackState(
             phase="starting",
             deployment_id=settings.deployment_id,
+            task_queue=settings.task_queue,
             supervisor=ProcessRef.of(os.getpid()),
             token=secrets.token_hex(16),
             settings_digest=settings.digest(),

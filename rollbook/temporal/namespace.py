@@ -1,9 +1,13 @@
-"""Entries of Rollbook in a Temporal namespace: search attributes and the schedule of the Janitor."""
+"""Rollbook in a Temporal namespace: search attributes, pollers of its queues, the schedule of the Janitor."""
 
+import os
+import socket
 from datetime import timedelta
 
-from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.enums.v1 import IndexedValueType, TaskQueueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import (
     Client,
     Schedule,
@@ -51,6 +55,31 @@ async def ensure_search_attributes(client: Client) -> None:
         ) from error
 
 
+# Pollers of a task queue.
+
+
+def worker_identity(deployment_id: str) -> str:
+    """The name under which a worker polls: `temporal task-queue describe` shows the deployment."""
+    return f"{deployment_id}:{os.getpid()}@{socket.gethostname()}"
+
+
+async def foreign_pollers(client: Client, settings: Settings) -> dict[str, list[str]]:
+    """Identities of other deployments' workers by the task queue of this one that they poll, or have within minutes."""
+    own = f"{settings.deployment_id}:"
+    strangers = {}
+    for queue in {settings.task_queue_orchestrate, settings.task_queue_desktop, settings.task_queue_osworld}:
+        identities: set[str] = set()
+        for kind in (TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY):
+            request = DescribeTaskQueueRequest(
+                namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
+            )
+            answer = await client.workflow_service.describe_task_queue(request)
+            identities |= {poller.identity for poller in answer.pollers if not poller.identity.startswith(own)}
+        if identities:
+            strangers[queue] = sorted(identities)
+    return strangers
+
+
 # The Janitor's schedule: one per deployment, made by whichever worker comes first.
 
 
@@ -64,7 +93,7 @@ def janitor_schedule(settings: Settings) -> Schedule:
     return Schedule(
         action=ScheduleActionStartWorkflow(
             names.JANITOR,
-            ReconcileRequest(),
+            ReconcileRequest(deployment_id=settings.deployment_id),
             id=schedule_id(settings.deployment_id),
             task_queue=settings.task_queue_orchestrate,
             static_summary="reconcile ledger, workflows and desktops",

@@ -11,7 +11,7 @@ from rollbook.artifacts import ArtifactStore
 from rollbook.config.connections import artifact_base_url, ledger_url, temporal_connect_config
 from rollbook.config.settings import Settings
 from rollbook.desktop.driver import Driver
-from rollbook.errors import ConfigError
+from rollbook.errors import ConfigError, ForeignDeployment
 from rollbook.ledger import Ledger
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment
 from rollbook.policies.client import ModelClients
@@ -19,6 +19,7 @@ from rollbook.policies.scripted import Scripts
 from rollbook.redaction import register_settings
 from rollbook.sandboxes.provider import SandboxProvider
 from rollbook.sandboxes.registry import open_enabled, provider_kind, provider_names
+from rollbook.temporal.namespace import worker_identity
 from rollbook.worker.wakeup import WakeUp
 
 
@@ -36,6 +37,24 @@ class Services:
     """Notified when an episode of this process ended or its desktop was removed."""
     models: ModelClients = field(default_factory=ModelClients)
     scripts: Scripts = field(default_factory=Scripts)
+    _owners: dict[str, str] = field(default_factory=dict)
+    """Deployments of batches that were looked up before: they never change."""
+
+    async def check_own(self, batch_id: str) -> None:
+        """Raise ForeignDeployment when another deployment runs the batch: its desktops and artifacts are elsewhere."""
+        owner = self._owners.get(batch_id) or await self.ledger.deployment_of(batch_id)
+        if owner is None:
+            return  # not registered yet, or not at all: the caller sees that itself
+        self._owners[batch_id] = owner
+        self.check_deployment(owner, f"batch {batch_id}")
+
+    def check_deployment(self, owner: str, what: str) -> None:
+        """Raise ForeignDeployment unless `owner` is this worker's deployment."""
+        if owner != self.settings.deployment_id:
+            raise ForeignDeployment(
+                f"{what} belongs to deployment {owner!r}, this worker to {self.settings.deployment_id!r}, and they "
+                "poll one task queue: give each deployment its own (ROLLBOOK_TASK_QUEUE)"
+            )
 
     def provider(self, name: str) -> SandboxProvider:
         """The provider that a contract names; raises ConfigError when this worker does not offer it."""
@@ -66,7 +85,8 @@ class Services:
 
 async def connect_temporal(settings: Settings, plugin: Plugin) -> Client:
     """A Temporal client; where the server is comes from `TEMPORAL_*`, a profile, or the local stack."""
-    return await Client.connect(**temporal_connect_config(settings), plugins=[plugin])
+    identity = worker_identity(settings.deployment_id)
+    return await Client.connect(**temporal_connect_config(settings), plugins=[plugin], identity=identity)
 
 
 async def open_services(settings: Settings, role: str = "all") -> Services:

@@ -79,6 +79,15 @@ def spec_file(tmp_path: Path) -> Callable[..., str]:
 SLOW = {"policy": {"kind": "noop", "waits": 100}, "limits": {"max_steps": 200}, "concurrency": 1}
 
 
+async def test_a_shell_learns_where_to_start_batches(rollbook: Rollbook, system: System, temporal_address: str) -> None:
+    shown = await rollbook("env")
+    assert shown.out.splitlines() == [
+        f"export TEMPORAL_ADDRESS={temporal_address}",
+        "export TEMPORAL_NAMESPACE=default",
+        f"export ROLLBOOK_TASK_QUEUE={system.settings.task_queue_orchestrate}",
+    ]
+
+
 async def test_a_batch_from_submit_to_audit(rollbook: Rollbook, spec_file: Callable[..., str]) -> None:
     file = spec_file(samples=2, note="two each")
     first = await rollbook("submit", file, "--batch-id", "cli-1", "--watch", "--json")
@@ -316,7 +325,7 @@ async def test_without_a_worker_submit_says_so(
     rollbook: Rollbook, spec_file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submit, "REGISTRATION_S", 1.0)
-    monkeypatch.setenv("ROLLBOOK_TASK_QUEUE_ORCHESTRATE", "nobody-polls-this")
+    monkeypatch.setenv("ROLLBOOK_TASK_QUEUE", "nobody-polls-this")
     shown = await rollbook("submit", spec_file(), "--batch-id", "cli-11")
     assert shown.code == 1
     assert "no worker took it up" in shown.err

@@ -14,7 +14,7 @@ from typing import Any
 import docker
 import pytest
 
-from rollbook.config.settings import PROJECT_ROOT, load_settings
+from rollbook.config.settings import PROJECT_ROOT
 from rollbook.stack.processes import marked_processes
 from rollbook.stack.state import StackState, StateDir
 from tests.support.servers import containers_of, networks_of, remove_deployment, scratch_directory
@@ -124,13 +124,12 @@ async def test_demo_a_killed_worker_and_down_in_the_middle_of_a_batch(
 
 async def _plain_cli(stack: Stack, batch_id: str) -> None:
     """Start the quickstart batch as the README says: with `temporal`, knowing nothing of Rollbook's commands."""
-    address = stack.state().temporal_address
-    assert address is not None
-    process = await stack.start(
-        str(Path(sys.executable).with_name("temporal")), "workflow", "start", "--address", address,
-        "--type", "BenchmarkBatch", "--task-queue", load_settings(_env_file=None).task_queue_orchestrate,
-        "--workflow-id", batch_id, "--fail-existing", "--input-file", str(SPEC),
-    )  # fmt: skip
+    script = (
+        f'export PATH={Path(sys.executable).parent}:$PATH\neval "$(rollbook env)"\n'
+        'temporal workflow start --type BenchmarkBatch --task-queue "$ROLLBOOK_TASK_QUEUE" '
+        f"--workflow-id {batch_id} --fail-existing --input-file {SPEC}"
+    )
+    process = await stack.start("bash", "-c", script)
     output, _ = await process.communicate()
     assert process.returncode == 0, output.decode()
 

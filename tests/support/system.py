@@ -25,6 +25,7 @@ from rollbook.ledger import Ledger
 from rollbook.ledger.migrate import upgrade
 from rollbook.osworld.tasksets import read_task_set
 from rollbook.policies.scripted import read_script
+from rollbook.temporal.namespace import worker_identity
 from rollbook.temporal.plugin import RollbookPlugin
 from rollbook.worker.services import Services, open_services
 
@@ -106,9 +107,7 @@ def system_settings(directory: Path, database_url: str, deployment_id: str, **ch
         deployment_id=deployment_id,
         database_url=database_url,
         artifact_url=(directory / "artifacts").as_uri(),
-        task_queue_orchestrate=queue,
-        task_queue_desktop=queue,
-        task_queue_osworld=queue,
+        task_queue=queue,
         allow_null_desktop=True,
         heartbeat_s=changes.pop("heartbeat_s", 5),
         pump_slice_s=changes.pop("pump_slice_s", 5),
@@ -126,7 +125,8 @@ async def running_system(settings: Settings, temporal_address: str, *, workers: 
     async with AsyncExitStack() as stack:
         services = await open_services(settings)
         stack.push_async_callback(services.close)
-        client = await Client.connect(temporal_address, plugins=[RollbookPlugin()])
+        identity = worker_identity(settings.deployment_id)
+        client = await Client.connect(temporal_address, plugins=[RollbookPlugin()], identity=identity)
         if workers:
             for queue, work in queues("all", services, client).items():
                 await stack.enter_async_context(make_worker(client, queue, work, settings))

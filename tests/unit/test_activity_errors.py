@@ -23,6 +23,7 @@ AGAIN, ENDS = False, True
 EXPECTED = {
     "RollbookError": ("RollbookError", AGAIN),
     "ConfigError": ("ConfigError", AGAIN),
+    "ForeignDeployment": ("ForeignDeployment", AGAIN),
     "InvalidInput": ("InvalidInput", ENDS),
     "SpecConflict": ("InvalidInput", ENDS),
     "LedgerError": ("LedgerError", AGAIN),

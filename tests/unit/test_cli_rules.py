@@ -26,7 +26,6 @@ from rollbook.cli.rerun import stored_spec
 from rollbook.cli.sandboxes import classify_desktops
 from rollbook.cli.sql import psql_environment
 from rollbook.cli.submit import default_batch_id, load_spec, never_trained_on, read_batch_id, samples_stay
-from rollbook.config.settings import load_settings
 from rollbook.errors import ConfigError, InvalidInput, SpecConflict
 from rollbook.ledger.reader import BatchRow
 from rollbook.ledger.records import Lease
@@ -256,7 +255,7 @@ def test_differences_show_digests_short() -> None:
 def test_up_tells_where_temporal_is_unless_it_is_where_everybody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
     assert elsewhere("127.0.0.1:7233") is None
-    assert "export TEMPORAL_ADDRESS=127.0.0.1:40001" in (elsewhere("127.0.0.1:40001") or "")
+    assert 'eval "$(rollbook env)"' in (elsewhere("127.0.0.1:40001") or "")
     monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:40001")
     assert elsewhere("127.0.0.1:40001") is None
 
@@ -294,10 +293,10 @@ def test_deviations_name_task_and_field() -> None:
 
 
 def test_the_next_steps_are_of_one_style_and_name_one_free_id() -> None:
-    lines = next_lines(load_settings(_env_file=None), "demo-1/os/a/0", "try-3", ["export PATH=/x:$PATH"])
+    lines = next_lines("demo-1/os/a/0", "try-3", ["export PATH=/x:$PATH"])
     assert [line.split()[0] for line in lines] == ["export", "rollbook", "rollbook", "temporal", "rollbook"]
     assert "batch_id = 'demo-1'" in lines[2]
-    assert "--workflow-id try-3 " in lines[3]
+    assert '--task-queue "$ROLLBOOK_TASK_QUEUE" --workflow-id try-3 ' in lines[3]
     assert lines[4] == "rollbook watch try-3"
 
 

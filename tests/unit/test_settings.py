@@ -27,11 +27,24 @@ def test_defaults_need_no_configuration() -> None:
     assert settings.deployment_id == "local"
     assert settings.shared == (PROJECT_ROOT.parent / "shared").resolve()
     assert settings.artifacts == f"file://{settings.state_dir}/artifacts"
-    assert {
-        settings.task_queue_orchestrate,
-        settings.task_queue_desktop,
-        settings.task_queue_osworld,
-    } == {"rollbook"}
+    assert queues(settings) == [f"rollbook-{settings.deployment_id}"] * 3
+
+
+def queues(settings: Settings) -> list[str]:
+    return [settings.task_queue_orchestrate, settings.task_queue_desktop, settings.task_queue_osworld]
+
+
+def test_queues_carry_the_deployment_unless_they_are_named() -> None:
+    split = load_settings(deployment_id="prod-1", split_task_queues=True)
+    assert queues(split) == ["rollbook-prod-1", "rollbook-prod-1/desktop", "rollbook-prod-1/osworld"]
+    named = load_settings(deployment_id="prod-1", task_queue="q", split_task_queues=True)
+    assert queues(named) == ["q", "q/desktop", "q/osworld"]
+
+
+def test_the_exports_of_a_stack_are_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load_settings(deployment_id="prod-1")
+    monkeypatch.setenv("ROLLBOOK_TASK_QUEUE", before.task_queue_orchestrate)
+    assert load_settings(deployment_id="prod-1").digest() == before.digest()
 
 
 @pytest.mark.parametrize(("uid", "expected"), [(0, "/var/lib/rollbook"), (1234, "/var/tmp/rollbook-1234")])
