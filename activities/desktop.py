@@ -128,5 +128,6 @@ def _acted(turn: StoredTurn) -> Acted:
         observation=turn.observation,
         in_doubt=statuses.count("in_doubt"),
         raised=statuses.count("raised"),
-        failure=Infra.ROLLOUT_ERROR if "refused" in statuses else failure,
+        # another code under an id that only we give: the agent wrote the claim
+        failure=Infra.DESKTOP_BROKEN if "refused" in statuses else failure,
     )

@@ -6,25 +6,26 @@ import shutil
 from temporalio import activity
 
 from activities.support import Activities, beating, implements, is_current_try, run_id
-from models.activities import RENEW_LEASE, START_SANDBOX, STOP_SANDBOX
-from models.episode import AttemptRef, DesktopRef
+from models.activities import EXAMINE_DESKTOP, RENEW_LEASE, START_SANDBOX, STOP_SANDBOX
+from models.episode import AttemptRef, DesktopRef, Examined, ExamineRequest
+from models.outcome import Cause
 from models.task import needs_web
 from rollbook.errors import Fenced, SandboxLost
-from rollbook.ledger.records import AttemptContext
+from rollbook.ledger.records import AttemptContext, Examination
 from rollbook.sandboxes.provider import SandboxProvider, SandboxSpec, remove_sandbox
 from rollbook.sandboxes.registry import provider_kind
 from rollbook.worker.services import Services
 
 
 class SandboxActivities:
-    """Start, renew and stop the desktop of an attempt."""
+    """Start, renew, examine and stop the desktop of an attempt."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     def all(self) -> Activities:
         """The activities, for a worker."""
-        return [self.start_sandbox, self.renew_lease, self.stop_sandbox]
+        return [self.start_sandbox, self.renew_lease, self.examine_desktop, self.stop_sandbox]
 
     @implements(START_SANDBOX)
     async def start_sandbox(self, attempt: AttemptRef) -> DesktopRef:
@@ -63,6 +64,32 @@ class SandboxActivities:
     async def renew_lease(self, attempt: AttemptRef) -> None:
         """Renew the lease, so that the desktop of a frozen episode is not removed."""
         await self._services.ledger.sandbox_renew(attempt, run_id(), lease_s=self._services.settings.lease_s)
+
+    @implements(EXAMINE_DESKTOP)
+    async def examine_desktop(self, request: ExamineRequest) -> Examined:
+        """Return the committed examination of the desktop, or make one: the guest is not asked, its provider is."""
+        ledger, desktop = self._services.ledger, request.desktop
+        stored = await ledger.examination(request.attempt)
+        if stored is None:
+            provider = self._services.provider(desktop.provider)
+            async with beating() as note:
+                note("examining the desktop")
+                # the cause first: what is gone can still be asked for the reason, not for its files
+                cause = await provider.cause(desktop.sandbox_id, desktop.nonce) if request.failed else None
+                seen = await provider.examine(desktop.sandbox_id)
+            stored = await ledger.commit_examination(
+                request.attempt,
+                run_id(),
+                Examination(
+                    cause=cause and cause.kind,
+                    cause_detail=cause.detail[:2000] if cause else "",
+                    tampered=seen.tampered,
+                    detail=seen.detail[:2000],
+                    evidence=seen.evidence or None,
+                ),
+            )
+        cause = Cause(kind=stored.cause, detail=stored.cause_detail[:500]) if stored.cause else None
+        return Examined(cause=cause, tampered=stored.tampered, detail=stored.detail[:500])
 
     @implements(STOP_SANDBOX)
     async def stop_sandbox(self, attempt: AttemptRef) -> None:

@@ -20,6 +20,8 @@ from models.episode import (
     DesktopRequest,
     Evaluated,
     EvaluateRequest,
+    Examined,
+    ExamineRequest,
     Finalized,
     FinalizeRequest,
     Observation,
@@ -52,6 +54,7 @@ CLOSE_BATCH = Activity(names.CLOSE_BATCH, CloseBatch, Counts)
 START_SANDBOX = Activity(names.START_SANDBOX, AttemptRef, DesktopRef)
 RENEW_LEASE = Activity(names.RENEW_LEASE, AttemptRef, type(None))
 STOP_SANDBOX = Activity(names.STOP_SANDBOX, AttemptRef, type(None))
+EXAMINE_DESKTOP = Activity(names.EXAMINE_DESKTOP, ExamineRequest, Examined)
 
 PREPARE_TASK = Activity(names.PREPARE_TASK, DesktopRequest, PhaseDone)
 RUN_POSTCONFIG = Activity(names.RUN_POSTCONFIG, DesktopRequest, PhaseDone)

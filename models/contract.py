@@ -16,7 +16,7 @@ from models.base import Input, Name, Wire
 from models.explain import explain
 from models.history import HistoryPolicy
 from models.identity import digest, short_id
-from models.outcome import RewardMode
+from models.outcome import OnDesktopBroken, RewardMode
 
 Purpose = Literal["eval", "train"]
 ActionRuntime = Literal["canonical", "exact-input"]
@@ -214,6 +214,7 @@ class RecordedContract(Stored):
     policy: PolicyContract
     purpose: Purpose
     reward_mode: RewardMode
+    on_desktop_broken: OnDesktopBroken = "mask"
     resolved: Resolved
 
     @property

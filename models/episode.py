@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 from models.base import Wire
 from models.evidence import ArtifactRef
 from models.explain import explain
-from models.outcome import Infra, OutcomeFacts, TerminalAction
+from models.outcome import Cause, Infra, OutcomeFacts, TerminalAction
 
 
 class EpisodeStart(Wire):
@@ -175,6 +175,24 @@ class Evaluated(Wire):
     guest_failed: bool = False
     reason: Infra | None = None
     detail: str = ""
+
+
+class ExamineRequest(DesktopRequest):
+    """Look at the desktop from outside at the end of its attempt."""
+
+    failed: bool = False
+    """Something failed: find out whose doing it was."""
+
+
+class Examined(Wire):
+    """The committed examination of an attempt's desktop, by its provider."""
+
+    cause: Cause | None = None
+    """None when nothing had failed."""
+    tampered: bool = False
+    """The guest server is not the image's."""
+    detail: str = ""
+    """Evidence of that, in words."""
 
 
 class FinalizeRequest(Wire):

@@ -26,6 +26,7 @@ class Infra(StrEnum):
     ROLLOUT_ERROR = "rollout_error"  # any other failure
     SANDBOX_START_FAILED = "sandbox_start_failed"
     SANDBOX_LOST = "sandbox_lost"  # the desktop died or was replaced
+    DESKTOP_BROKEN = "desktop_broken"  # the same after the agent acted, and by the guest's own doing
     SETUP_FAILED = "setup_failed"
     SETUP_INTERRUPTED = "setup_interrupted"  # setup began once and its result is unknown
     EVALUATION_INTERRUPTED = "evaluation_interrupted"  # postconfig began once and its result is unknown
@@ -54,6 +55,8 @@ PRECEDENCE = (
     Infra.SUPERSEDED,
     Infra.RECONCILED,
     Infra.CANCELLED,
+    # before what may earn another attempt: who wrecks the desktop must not choose the name of the ending
+    Infra.DESKTOP_BROKEN,
     Infra.TIMEOUT,
     Infra.MODEL_TIMEOUT,
     Infra.ACTION_TIMEOUT,
@@ -173,8 +176,47 @@ def first_reason(reasons: list[Infra]) -> Infra | None:
     return min(reasons, key=PRECEDENCE.index) if reasons else None
 
 
+CauseKind = Literal["host", "guest", "unknown"]
+
+
+class Cause(Wire):
+    """The reason why a desktop does not work, from its provider's own evidence."""
+
+    kind: CauseKind = "unknown"
+    """`host`: engine or host failed, or a client of the engine ended the desktop; `guest`: the guest ended or broke
+    itself; `unknown`: nothing proves either."""
+    detail: str = ""
+
+
+def name_breakage(reasons: list[Infra], *, acted: bool, cause: Cause | None, tampered: bool) -> list[Infra]:
+    """The reasons of an attempt, with `desktop_broken` added or taken back.
+
+    Args:
+        acted: An action of the agent may have run. A guest that fails before it fails by accident.
+        cause: The provider's finding about the desktop, if it was asked.
+        tampered: The guest server is not the image's.
+    """
+    if tampered:
+        return [*reasons, Infra.DESKTOP_BROKEN]
+    if not acted:
+        return [Infra.SANDBOX_LOST if reason is Infra.DESKTOP_BROKEN else reason for reason in reasons]
+    if reasons and cause is not None and cause.kind == "guest":
+        return [*reasons, Infra.DESKTOP_BROKEN]
+    return reasons
+
+
+OnDesktopBroken = Literal["mask", "zero_reward", "retry"]
+"""Worth of an attempt that ended as `desktop_broken`: none; reward 0 in training; or another attempt."""
+
+
 def earns_new_attempt(
-    reason: Infra | None, *, guest_failed: bool, same_before: int, attempts: int, budget: int
+    reason: Infra | None,
+    *,
+    guest_failed: bool,
+    same_before: int,
+    attempts: int,
+    budget: int,
+    on_desktop_broken: OnDesktopBroken = "mask",
 ) -> bool:
     """Return True when an ending earns a new attempt.
 
@@ -183,9 +225,13 @@ def earns_new_attempt(
         same_before: Earlier attempts since the last rerun request that ended with the same reason.
         attempts: Attempts since the last rerun request, this one included.
         budget: Allowed attempts, at least 1.
+        on_desktop_broken: As the contract says.
     """
     if reason is None or attempts >= budget:
         return False
+    if reason is Infra.DESKTOP_BROKEN:
+        # with another attempt a policy could throw the dice again by wrecking its desktop
+        return on_desktop_broken == "retry"
     if reason is Infra.EVALUATOR_ERROR:
         # an error of the evaluator itself would come again; a failed exchange may be gone with a fresh desktop
         return guest_failed

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from models.base import Input
 from models.contract import ActionRuntime, Contract, DesktopSpec, EpisodeLimits, Observe, Purpose, Resolved, Settle
 from models.explain import explain
-from models.outcome import RewardMode
+from models.outcome import OnDesktopBroken, RewardMode
 from models.policy import Policy, SetName
 from models.provenance import Provenance
 from models.sanitize import find_unstorable
@@ -24,6 +24,8 @@ class BatchSpec(Input):
     observe: Observe = Observe()
     action_runtime: ActionRuntime = "canonical"
     reward_mode: RewardMode = "binary"
+    on_desktop_broken: OnDesktopBroken = "mask"
+    """An attempt whose guest was broken after the agent acted: not counted; reward 0 in training; or tried again."""
     seed: int = Field(default=0, ge=0, lt=2**53)
     purpose: Purpose = "eval"
     """Purpose of the rollouts. `rollout_purpose` is accepted as another name of the key."""

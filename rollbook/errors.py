@@ -16,10 +16,12 @@ RollbookError
     ├── ProviderUnavailable  who gives desktops does not answer; retried, no desktop is proven dead by it
     ├── SandboxStartFailed reason sandbox_start_failed
     ├── SandboxLost        reason sandbox_lost: the desktop is gone or is another one
+    ├── DesktopBroken      reason desktop_broken: the guest is alive and does not do what its image does
+    │   └── ActionFailed       an action could not be delivered
     ├── SetupFailed        reason setup_failed
     ├── SetupInterrupted   reason setup_interrupted
     ├── ActionTimeout      reason action_timeout
-    ├── ActionFailed       reason rollout_error
+    ├── ActionTooLong      reason rollout_error: nothing was sent
     ├── ModelCallFailed    reason model_call_failed
     │   └── CallError          a call of the model client
     │       ├── ContextOverflow    the prompt does not fit: shrink the history and plan again, never repeat as it is
@@ -122,6 +124,25 @@ class SandboxLost(InfraError):
     reason: ClassVar[str] = "sandbox_lost"
 
 
+class DesktopBroken(InfraError):
+    """The guest is alive and does not do what every desktop of its image does.
+
+    Before the agent's first action the episode counts it as a lost desktop.
+    """
+
+    reason: ClassVar[str] = "desktop_broken"
+
+
+class ActionFailed(DesktopBroken):
+    """An action could not be delivered although the desktop is alive."""
+
+
+class ActionTooLong(InfraError):
+    """An action's code is longer than any desktop is sent."""
+
+    reason: ClassVar[str] = "rollout_error"
+
+
 class SetupFailed(InfraError):
     """A setup step of the task failed while the desktop was alive."""
 
@@ -138,12 +159,6 @@ class ActionTimeout(InfraError):
     """An action did not finish within its deadline."""
 
     reason: ClassVar[str] = "action_timeout"
-
-
-class ActionFailed(InfraError):
-    """An action could not be delivered although the desktop is alive."""
-
-    reason: ClassVar[str] = "rollout_error"
 
 
 class ModelCallFailed(InfraError):

@@ -23,6 +23,8 @@ from models.episode import (
     EpisodePlan,
     Evaluated,
     EvaluateRequest,
+    Examined,
+    ExamineRequest,
     Finalized,
     FinalizeRequest,
     Observation,
@@ -106,6 +108,10 @@ class EpisodeActivities:
 
     async def stop_sandbox(self) -> None:
         await self._on_desktop(activities.STOP_SANDBOX, self._attempt, 300, Infra.ROLLOUT_ERROR, hours=1)
+
+    async def examine_desktop(self, desktop: DesktopRef, *, failed: bool) -> Examined:
+        request = ExamineRequest(attempt=self._attempt, desktop=desktop, failed=failed)
+        return await self._on_desktop(activities.EXAMINE_DESKTOP, request, 300, Infra.SANDBOX_LOST, hours=1)
 
     async def renew_lease(self, number: int) -> None:
         activity_id = self._id(f"renew-{number}")

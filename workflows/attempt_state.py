@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from models.episode import AttemptRef, DesktopRef, EpisodePlan, Evaluated, FinalizeRequest, Observation
+from models.episode import AttemptRef, DesktopRef, EpisodePlan, Evaluated, Examined, FinalizeRequest, Observation
 from models.evidence import ArtifactRef
-from models.outcome import Infra, OutcomeFacts, TerminalAction, first_reason
+from models.outcome import Infra, OutcomeFacts, TerminalAction, first_reason, name_breakage
 
 
 @dataclass
@@ -25,6 +25,9 @@ class AttemptState:
     reasons: list[Infra] = field(default_factory=list)
     detail: str = ""
     evaluation: Evaluated | None = None
+    acted: bool = False
+    """An action of the agent may have run."""
+    examined: Examined | None = None
     last_action: str = ""
     finalized: bool = False
     """The attempt is finalized; its desktop is being stopped."""
@@ -40,14 +43,22 @@ class AttemptState:
     @property
     def desktop_usable(self) -> bool:
         """True while the desktop can still be evaluated."""
-        return not {Infra.SANDBOX_LOST, Infra.CANCELLED, Infra.SUPERSEDED} & set(self.reasons)
+        ended = {Infra.SANDBOX_LOST, Infra.DESKTOP_BROKEN, Infra.CANCELLED, Infra.SUPERSEDED}
+        return not ended & set(self.reasons)
+
+    @property
+    def examinable(self) -> bool:
+        """True when the desktop is to be looked at from outside before the attempt ends."""
+        return self.desktop is not None and not {Infra.CANCELLED, Infra.SUPERSEDED} & set(self.reasons)
 
     def facts(self) -> OutcomeFacts:
         """The facts for classification."""
         evaluated = self.evaluation is not None and self.evaluation.completed
+        seen = self.examined or Examined()
+        reasons = name_breakage(self.reasons, acted=self.acted, cause=seen.cause, tampered=seen.tampered)
         return OutcomeFacts(
             evaluation_completed=evaluated,
-            infrastructure_failure_reason=first_reason(self.reasons),
+            infrastructure_failure_reason=first_reason(reasons),
             terminal_action=self.terminal_action,
             horizon_reached=self.horizon_reached,
             policy_stop_reason=self.policy_stop_reason,
@@ -60,8 +71,16 @@ class AttemptState:
             facts=self.facts(),
             steps=self.steps,
             guest_failed=self.guest_failed,
-            detail=self.detail[:2000],
+            detail=self._explained()[:2000],
         )
+
+    def _explained(self) -> str:
+        """The first failure, and what was found out about it."""
+        if self.examined is None:
+            return self.detail
+        cause = self.examined.cause
+        found = f"cause {cause.kind}: {cause.detail}" if cause is not None else ""
+        return "; ".join(text for text in (self.detail[:1000], self.examined.detail[:500], found) if text)
 
     def details(self) -> str:
         """Current details in Markdown for the Temporal UI; links carry no password."""

@@ -110,6 +110,7 @@ class Episode:
             state.fail(Infra.CANCELLED, _why_cancelled())
         else:
             cancelled = await self._play_to_the_end(call, state)
+            cancelled = await self._examine(call, state) or cancelled
         try:
             self._show("finalizing")
             finalized, cancelled_late = await shielded(call.finalize(state.finalize_request()))
@@ -142,6 +143,23 @@ class Episode:
         if self._deadline is not None:
             await self._deadline.ended()
         return cancelled
+
+    async def _examine(self, call: EpisodeActivities, state: AttemptState) -> bool:
+        """Have the provider look at the desktop from outside. Returns whether a cancel arrived meanwhile."""
+        if not state.examinable:
+            return False
+        assert state.desktop is not None
+        self._show("examining the desktop")
+        try:
+            state.examined, cancelled = await shielded(call.examine_desktop(state.desktop, failed=bool(state.reasons)))
+        except Superseded:
+            state.fail(Infra.SUPERSEDED, "a newer attempt was claimed")
+        except Failure as failure:
+            # without the look a score would rest on the word of the guest alone
+            state.fail(failure.reason, f"the desktop could not be examined: {failure.detail}")
+        else:
+            return cancelled
+        return False
 
     async def _play(self, call: EpisodeActivities, state: AttemptState) -> None:
         self._show("starting the desktop")
@@ -189,6 +207,7 @@ class Episode:
             return
         assert state.desktop is not None
         self._show("acting")
+        state.acted = state.acted or decision.action_count > 0
         acted = await deadline.guard(call.act(state.steps, state.desktop, decision))
         state.observation = acted.observation
         if acted.failure is not None:

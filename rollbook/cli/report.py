@@ -116,6 +116,9 @@ def _print_reruns(rows: list[Row]) -> None:
     if whole["superseded"]:
         word = "result that had counted was" if whole["superseded"] == 1 else "results that had counted were"
         say(f"{whole['superseded']} {word} superseded: run again on request")
+    if broken := whole["desktop_broken"]:
+        word = "attempt" if broken == 1 else "attempts"
+        say(f"{broken} {word} broke the desktop after the agent acted; view broken_desktops has them by task")
     if known := whole["evaluated_then_closed"]:
         word, them = ("attempt was", "it") if known == 1 else ("attempts were", "them")
         say(f"{known} {word} evaluated and then did not count; `rollbook audit` names {them}")

@@ -98,6 +98,10 @@ def _print_attempts(attempts: list[Row], selected: int | None) -> None:
     ]
     print_table(("ATTEMPT", "ENDED AS", "STEPS", "SCORE", "EVALUATION", "DESKTOP", "DETAIL"), cells)
     for row in attempts:
+        if row["cause"]:
+            say(f"attempt {row['attempt_index']} failed, cause {row['cause']}: {clean(row['cause_detail'], 300)}")
+        if row["tampered"]:
+            say(f"attempt {row['attempt_index']} has another guest server: {clean(row['examination_detail'], 300)}")
         if row["evaluator_log"]:
             say(f"evaluator log of attempt {row['attempt_index']}: {row['evaluator_log']}")
         if row["view_url"] and row["sandbox_state"] == "running":

@@ -5,7 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import httpx
 
@@ -67,6 +67,12 @@ class GuestReplaced(SandboxLost):
     """The guest that answers is another one, or another boot of it."""
 
 
+class NoScreen(SandboxLost):
+    """The guest server answers, but shows no screen, again and again."""
+
+    reason: ClassVar[str] = "desktop_broken"
+
+
 class GuestClient:
     """One desktop's guest server. Use as `async with GuestClient(endpoint) as guest:`.
 
@@ -120,7 +126,7 @@ class GuestClient:
         try:
             return await self._repeat(read, self._delays_s)
         except GuestRefused as error:
-            raise SandboxLost(f"the guest server answers, but shows no screen: {error}") from error
+            raise NoScreen(f"the guest server answers, but shows no screen: {error}") from error
 
     async def accessibility(self, timeout_s: float = 60.0) -> str:
         """The accessibility tree as XML; a big spreadsheet takes several seconds."""

@@ -19,6 +19,7 @@ from rollbook.desktop.runtimes import probe_runtime
 from rollbook.desktop.runtimes import runtime as runtime_named
 from rollbook.errors import (
     ActionFailed,
+    DesktopBroken,
     EvaluationInterrupted,
     EvaluatorError,
     SandboxLost,
@@ -98,7 +99,7 @@ class HttpDriver:
         if claim.state != "claimed":
             # The agent could have written this claim: it must not skip the postconfig or force a new attempt.
             if job.first_try:
-                raise EvaluatorError("postconfig is claimed on this desktop before it ever began: not by us")
+                raise DesktopBroken("postconfig is claimed on this desktop before it ever began: not by us")
             raise EvaluationInterrupted("postconfig began on this desktop before, and its end is unknown")
         result = await self._run("postconfig", job, endpoints, None, note)
         if self._lost(result):

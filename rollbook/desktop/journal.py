@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from rollbook.desktop.client import ExecuteResult, GuestClient, GuestRefused, GuestReplaced
 from rollbook.desktop.inside import guest_program
 from rollbook.desktop.runtimes import ActionRuntime
-from rollbook.errors import ActionFailed, SandboxLost
+from rollbook.errors import ActionFailed, ActionTooLong, SandboxLost
 from rollbook.guest.http import parse_guest_json
 
 Status = Literal["ok", "raised", "timeout", "in_doubt", "refused"]
@@ -94,7 +94,7 @@ class _Operation:
     def __init__(self, client: GuestClient, op_id: str, code: str, interpreter: str, timeout_s: float) -> None:
         self._raw = code.encode("utf-8", "surrogatepass")
         if len(self._raw) > MAX_CODE_BYTES:
-            raise ActionFailed(
+            raise ActionTooLong(
                 f"action {op_id}: {len(self._raw)} bytes of code; at most {MAX_CODE_BYTES} are delivered"
             )
         self.op_id = op_id

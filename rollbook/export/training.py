@@ -100,6 +100,7 @@ COLUMNS: dict[str, Kind] = {
         "termination_reason": "text",
         "score": "float",
         "reward": "float",
+        "reward_source": "text",
         "reward_mode": "text",
         "steps": "int",
         "horizon_reached": "bool",
@@ -359,8 +360,13 @@ def rollout_head(loaded: AttemptEvidence, member: Row) -> dict[str, Any]:
             "advantage": member["group_advantage"],
         },
         "outcome": {
-            name: outcome.get(name)
-            for name in ("termination_reason", "score", "reward", "reward_mode", "steps", "horizon_reached")
+            "termination_reason": outcome.get("termination_reason"),
+            "score": outcome.get("score"),
+            "reward": member["reward"],
+            "reward_source": member["reward_source"],
+            "reward_mode": outcome.get("reward_mode"),
+            "steps": outcome.get("steps"),
+            "horizon_reached": outcome.get("horizon_reached"),
         },
         "runtime_admission": {name: runtime[name] for name in ("admitted", "reason", "policy_id")},
         "training_admission": {name: training[name] for name in ("admitted", "reason", "policy_id")},

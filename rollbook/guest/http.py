@@ -158,6 +158,43 @@ def _nonce_of(reply: bytes) -> str:
     return value if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.:-]{8,200}", value) else ""
 
 
+PROBE_TRIES = 3
+PROBE_PAUSE_S = 2.0
+
+
+async def guest_trouble(endpoint: Endpoint, nonce: str, timeout_s: float = 15.0) -> str:
+    """The first thing that a guest server fails in and each sound one can do, in words; empty when it is sound.
+
+    Asked three times before it is believed: a busy host is slow.
+    """
+    trouble = ""
+    for number in range(PROBE_TRIES):
+        if number:
+            await asyncio.sleep(PROBE_PAUSE_S)
+        try:
+            trouble = await _trouble(endpoint, nonce, timeout_s)
+        except (httpx.HTTPError, SandboxLost) as error:
+            trouble = f"its guest server does not answer: {type(error).__name__}: {error}"
+        if not trouble:
+            return ""
+    return trouble
+
+
+async def _trouble(endpoint: Endpoint, nonce: str, timeout_s: float) -> str:
+    if (answered := await read_nonce(endpoint, timeout_s)) != nonce:
+        return f"another boot of the guest answers: {answered:.60} instead of {nonce:.60}"
+    async with guest_http(endpoint, timeout=httpx.Timeout(timeout_s)) as client:
+        status, reply = await _ask(client, "POST", "/execute", timeout_s, json={"command": ["true"], "shell": False})
+        answer = parse_guest_json(reply)
+        if status != 200 or not isinstance(answer, dict) or answer.get("returncode") != 0:
+            return f"its guest server cannot run `true`: HTTP {status} {reply[:200].decode(errors='replace')}"
+        size = max_screenshot_bytes(None)
+        status, png = await ask_guest(client, "GET", "/screenshot", max_bytes=size, total_s=timeout_s)
+        if status != 200 or not png.startswith(PNG_MAGIC):
+            return f"its guest server shows no screen: HTTP {status} {png[:200].decode(errors='replace')}"
+    return ""
+
+
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 MIN_SCREENSHOT_BYTES = 1024
 """An all-black 1920×1080 PNG has about 6 KB; anything below 1 KB cannot show a desktop."""

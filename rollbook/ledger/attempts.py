@@ -41,6 +41,7 @@ from rollbook.ledger.records import (
     CallRecord,
     Claim,
     Evaluation,
+    Examination,
     ModelCall,
     StepSoFar,
     StoredEvaluation,
@@ -294,6 +295,24 @@ class Attempts(Store):
         return await _evaluation(conn, attempt)
 
     @writes
+    async def commit_examination(
+        self, conn: AsyncConnection, attempt: AttemptRef, run_id: str, examination: Examination
+    ) -> Examination:
+        """Commit what the provider saw of the desktop; the first committed one counts."""
+        await fence(conn, attempt, run_id)
+        values = attempt.model_dump() | examination.model_dump() | {"row_digest": ""}
+        await conn.execute(insert(tables.examination).values(values).on_conflict_do_nothing())
+        stored = await _examination(conn, attempt)
+        if stored is None:
+            raise LedgerError(f"the examination of {attempt.rollout_key} was not stored")
+        return stored
+
+    @reads
+    async def examination(self, conn: AsyncConnection, attempt: AttemptRef) -> Examination | None:
+        """The committed examination of an attempt; None before it."""
+        return await _examination(conn, attempt)
+
+    @writes
     async def finalize(self, conn: AsyncConnection, request: FinalizeRequest, run_id: str) -> Finalized:
         """End an attempt: outcome, decision, selection. Repeating the same request returns the same answer.
 
@@ -406,6 +425,11 @@ async def _evaluation(conn: AsyncConnection, attempt: AttemptRef) -> StoredEvalu
     return Evaluation(log=refs.get(row["log_sha256"]), **{name: row[name] for name in _EVALUATION})
 
 
+async def _examination(conn: AsyncConnection, attempt: AttemptRef) -> Examination | None:
+    row = await _row(conn, tables.examination, attempt)
+    return None if row is None else Examination(**{name: row[name] for name in Examination.model_fields})
+
+
 async def _refs(conn: AsyncConnection, digests: list[str | None]) -> dict[str | None, ArtifactRef]:
     present = [digest for digest in digests if digest is not None]
     if not present:
@@ -425,6 +449,8 @@ def _sha(ref: ArtifactRef | None) -> str | None:
 def _reported_outcome(request: FinalizeRequest, evaluation: RowMapping | None) -> PendingOutcome:
     # The committed evaluation decides if the attempt was evaluated, not the request: its answer may have been lost.
     completed = evaluation is not None and evaluation["completed"]
+    if request.facts.infrastructure_failure_reason is Infra.DESKTOP_BROKEN:
+        completed = False  # a broken guest supplied the score
     guest_failed = request.guest_failed or (evaluation is not None and evaluation["guest_failed"])
     return PendingOutcome(
         facts=request.facts.model_copy(update={"evaluation_completed": completed}),

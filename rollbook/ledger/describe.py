@@ -18,7 +18,7 @@ _SHORT = {"TIMESTAMP WITH TIME ZONE": "timestamptz", "DOUBLE PRECISION": "double
 _GROUPS = {
     "Catalog": ("artifact", "task", "task_set", "task_set_member", "policy_script", "policy_script_name"),
     "Plan": ("batch", "registration", "rollout", "rerun_request"),
-    "Attempts": ("attempt", "evaluation", "outcome", "admission", "sandbox", "sighting"),
+    "Attempts": ("attempt", "evaluation", "examination", "outcome", "admission", "sandbox", "sighting"),
     "Evidence": ("turn", "model_call"),
 }
 

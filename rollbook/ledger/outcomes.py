@@ -16,7 +16,7 @@ from models.admission import (
     decide_runtime,
 )
 from models.contract import RecordedContract
-from models.outcome import Infra, OutcomeFacts, classify, earns_new_attempt, reward_of
+from models.outcome import Infra, OnDesktopBroken, OutcomeFacts, classify, earns_new_attempt, reward_of
 from rollbook.ledger import tables
 from rollbook.ledger.sanitize import redact_text
 from rollbook.ledger.sql import statements
@@ -65,7 +65,10 @@ async def decide_next(
     conn: AsyncConnection, row: RowMapping, batch: RowMapping, attempt_index: int, outcome: PendingOutcome
 ) -> PendingOutcome:
     """Fill in what follows from the facts and the attempts so far: next state and selection."""
-    another = await _earns_another(conn, row["rollout_key"], attempt_index, outcome, batch["max_attempts"])
+    contract = RecordedContract.read(batch["contract"])
+    another = await _earns_another(
+        conn, row["rollout_key"], attempt_index, outcome, batch["max_attempts"], contract.on_desktop_broken
+    )
     workflow_lives = outcome.closed_by == "episode" and not batch["stopping"]
     state: State = "running" if workflow_lives else "waiting"
     return replace(
@@ -76,7 +79,12 @@ async def decide_next(
 
 
 async def _earns_another(
-    conn: AsyncConnection, rollout_key: str, attempt_index: int, outcome: PendingOutcome, budget: int
+    conn: AsyncConnection,
+    rollout_key: str,
+    attempt_index: int,
+    outcome: PendingOutcome,
+    budget: int,
+    on_desktop_broken: OnDesktopBroken,
 ) -> bool:
     reason = outcome.facts.infrastructure_failure_reason
     values = {"rollout_key": rollout_key, "attempt_index": attempt_index, "reason": reason}
@@ -87,6 +95,7 @@ async def _earns_another(
         same_before=earlier["same"],
         attempts=earlier["attempts"] + 1,
         budget=budget,
+        on_desktop_broken=on_desktop_broken,
     )
 
 

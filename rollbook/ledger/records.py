@@ -12,7 +12,7 @@ from models.base import Sha256, Wire
 from models.contract import Contract
 from models.episode import Observation
 from models.evidence import ArtifactRef
-from models.outcome import Infra, NonBlank, TerminalAction
+from models.outcome import CauseKind, Infra, NonBlank, TerminalAction
 from models.sanitize import LARGEST_COUNT, sanitize
 from rollbook.ledger.sanitize import redact_text
 
@@ -260,6 +260,16 @@ class Evaluation(Wire):
 
 StoredEvaluation = Evaluation
 """An evaluation as the ledger holds it: the one that was committed first."""
+
+
+class Examination(Wire):
+    """An attempt's desktop as its provider saw it from outside."""
+
+    cause: CauseKind | None = None
+    cause_detail: Annotated[Clean, Field(max_length=2000)] = ""
+    tampered: StrictBool = False
+    detail: Annotated[Clean, Field(max_length=2000)] = ""
+    evidence: CleanJson | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The ledger's tables. Rules that a database can hold are named checks here; the rest is in `sql/guards.sql`."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 from sqlalchemy import (
     JSON,
@@ -28,7 +28,7 @@ from sqlalchemy import text as text_
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
 
 from models.admission import LEGACY_POLICY, RECONCILED_POLICY, RUNTIME_POLICY, Scope
-from models.outcome import POLICY_STOPS, RETRYABLE, Infra
+from models.outcome import POLICY_STOPS, RETRYABLE, CauseKind, Infra
 
 # Shared parts of the table definitions: naming, column kinds, and SQL lists of closed vocabularies.
 
@@ -370,8 +370,12 @@ EARNS_MORE = (
     Infra.EVALUATOR_ERROR,
     Infra.SETUP_FAILED,
     Infra.SUPERSEDED,
+    Infra.DESKTOP_BROKEN,
 )
 """Reasons after which another attempt may be due (`models.outcome.earns_new_attempt`, and a claim)."""
+
+BROKEN = str(Infra.DESKTOP_BROKEN)
+"""An ending without a score, whatever the guest made the evaluator return."""
 
 EVALUATED_AND_MASKED = "NOT runtime_eligible AND evaluations > 0"
 """A score may be known, and yet the attempt does not count: among those are what audit and scoreboard count."""
@@ -424,6 +428,24 @@ evaluation = Table(
     comment="the evaluator's answer for one attempt",
 )
 
+examination = Table(
+    "examination",
+    metadata,
+    text("rollout_key", "the rollout", primary_key=True),
+    integer("attempt_index", "the attempt", primary_key=True, autoincrement=False),
+    text("cause", "whose doing a failure was: host, guest or unknown; NULL when nothing had failed", null=True),
+    text("cause_detail", "the provider's evidence for it, for people", server_default=""),
+    Column("tampered", Boolean, nullable=False, comment="the guest server is not the image's"),
+    text("detail", "evidence of that, for people", server_default=""),
+    Column("evidence", Jsonb, comment="changed system files and the guest server's process, as the provider sees them"),
+    now("recorded_at", "when it was committed"),
+    row_digest(),
+    to_attempt(),
+    check("examination_cause", one_of("cause", get_args(CauseKind))),
+    check("examination_detail", "NOT tampered OR detail <> ''"),
+    comment="what the provider of an attempt's desktop saw from outside when the attempt ended",
+)
+
 outcome = Table(
     "outcome",
     metadata,
@@ -462,6 +484,7 @@ outcome = Table(
     to_attempt(),
     check("outcome_score_range", unit_interval("score")),
     check("outcome_reward_range", unit_interval("reward")),
+    check("outcome_broken_has_no_score", f"coalesce(infrastructure_failure_reason, '') <> '{BROKEN}' OR score IS NULL"),
     check("outcome_score_iff_evaluated", "evaluation_completed = (score IS NOT NULL)"),
     check("outcome_reward_of_score", f"reward IS NOT DISTINCT FROM {REWARD}"),
     check("outcome_reward_mode", one_of("reward_mode", ("binary", "raw"))),
@@ -708,6 +731,7 @@ INSERT_ONLY = (
     rerun_request,
     attempt,
     evaluation,
+    examination,
     outcome,
     admission,
     turn,

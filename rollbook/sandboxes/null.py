@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from models.episode import DesktopRequest
-from models.outcome import Infra, TerminalAction
+from models.outcome import Cause, Infra, TerminalAction
 from rollbook.desktop.driver import Driver, Files, Job, Keep, Note, Scored
 from rollbook.desktop.journal import ActionResult
 from rollbook.desktop.observe import RawObservation
@@ -132,6 +132,10 @@ class NullProvider(SandboxProvider):
     async def driver(self, request: DesktopRequest, evaluator: EvaluatorEnv | None) -> Driver:
         """Return a driver that pretends."""
         return NullDriver(request.attempt.rollout_key, request.attempt.attempt_index)
+
+    async def cause(self, sandbox_id: str, nonce: str) -> Cause:
+        """Nothing proves anything: there is no guest that could have done it."""
+        return Cause(kind="unknown", detail="there is no desktop")
 
     async def nonce(self, sandbox_id: str) -> str:
         """There is no guest that could be replaced."""

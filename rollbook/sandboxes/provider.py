@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from models.episode import DesktopRequest
 from models.identity import sandbox_key
+from models.outcome import Cause
 from rollbook.config.findings import Check
 from rollbook.config.settings import Settings
 from rollbook.desktop.driver import Driver
 from rollbook.desktop.http_driver import HttpDriver
-from rollbook.errors import InvalidInput, RollbookError
-from rollbook.guest.http import GUEST_PORT, SERVICE_PORTS, Endpoint, OnProgress, read_nonce
+from rollbook.errors import InvalidInput, ProviderUnavailable, RollbookError, SandboxLost
+from rollbook.guest.http import GUEST_PORT, SERVICE_PORTS, Endpoint, OnProgress, guest_trouble, read_nonce
 from rollbook.osworld.environment import EvaluatorEnv
 
 LABEL_DEPLOYMENT = "rollbook.deployment"
@@ -155,6 +156,18 @@ class SandboxStatus(StrEnum):
     """The provider did not answer: neither life nor death is proven."""
 
 
+class Examination(BaseModel):
+    """A desktop's guest server as its provider sees it from outside: the guest has no say in it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tampered: bool = False
+    """The guest server is not the image's."""
+    detail: str = ""
+    """The evidence in words; empty when it is the image's, as far as can be seen."""
+    evidence: dict[str, Any] = Field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class SandboxInfo:
     """One line of a listing."""
@@ -231,6 +244,28 @@ class SandboxProvider(ABC):
     async def nonce(self, sandbox_id: str) -> str:
         """Return the boot identity of the guest: another value later means that another guest answers."""
         return await read_nonce(await self.endpoint(sandbox_id, GUEST_PORT), NONCE_TIMEOUT_S)
+
+    async def cause(self, sandbox_id: str, nonce: str) -> Cause:
+        """Find out why a desktop whose guest had this `nonce` failed. Repeatable; a dead provider is a cause, too.
+
+        A provider that knows how its sandboxes end says more than this: only a guest that runs and does not work
+        is recognised here.
+        """
+        try:
+            if await self.status(sandbox_id) is not SandboxStatus.RUNNING:
+                return Cause(kind="unknown", detail="the desktop does not run any more")
+            trouble = await guest_trouble(await self.endpoint(sandbox_id, GUEST_PORT), nonce)
+        except ProviderUnavailable as error:
+            return Cause(kind="host", detail=str(error))
+        except SandboxLost as error:
+            return Cause(kind="unknown", detail=str(error))
+        if trouble:
+            return Cause(kind="guest", detail=f"the desktop runs, and {trouble}")
+        return Cause(kind="unknown", detail="the desktop runs, and its guest server is sound again")
+
+    async def examine(self, sandbox_id: str) -> Examination:
+        """Look at the guest server from outside. Raises ProviderUnavailable; a desktop that is gone shows nothing."""
+        return Examination()
 
     async def view_url(self, sandbox_id: str) -> str:
         """Return the URL of the live view, without a password; empty without one."""

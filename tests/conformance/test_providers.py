@@ -155,6 +155,24 @@ async def test_the_driver_sees_the_screen(bench: Bench) -> None:
     assert (observation.width, observation.height) == (spec.screen if bench.real else (1, 1))
 
 
+async def test_the_cause_of_a_failure(bench: Bench) -> None:
+    """The host of a desktop that was removed from outside never passes for the guest's doing."""
+    provider, spec = bench.provider, bench.spec()
+    handle = await provider.create(spec)
+    nonce = await provider.nonce(handle.sandbox_id)
+    assert (await provider.cause(handle.sandbox_id, nonce)).kind == "unknown", "nothing is wrong with it"
+    assert not (await provider.examine(handle.sandbox_id)).tampered
+    if bench.real:
+        replaced = await provider.cause(handle.sandbox_id, f"not-{nonce}"[:60])
+        assert (replaced.kind, "another boot" in replaced.detail) == ("guest", True)
+    await provider.stop(handle.sandbox_id)
+    ended = await provider.cause(handle.sandbox_id, nonce)
+    assert ended.kind in ("host", "unknown")
+    assert ended.detail
+    assert not (await provider.examine(handle.sandbox_id)).tampered, "what is gone shows nothing"
+    assert (await provider.cause("0" * 64, nonce)).kind == "unknown"
+
+
 async def test_declared_ports_only(bench: Bench) -> None:
     spec = bench.spec()
     handle = await bench.provider.create(spec)

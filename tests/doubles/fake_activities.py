@@ -34,6 +34,8 @@ from models.episode import (
     EpisodePlan,
     Evaluated,
     EvaluateRequest,
+    Examined,
+    ExamineRequest,
     Finalized,
     FinalizeRequest,
     Observation,
@@ -130,6 +132,11 @@ class FakeActivities:
     async def stop_sandbox(self, attempt: AttemptRef) -> None:
         await self._do(names.STOP_SANDBOX, attempt, lambda: None)
 
+    @activity.defn(name=names.EXAMINE_DESKTOP)
+    async def examine_desktop(self, request: ExamineRequest) -> Examined:
+        examined: Examined = await self._do(names.EXAMINE_DESKTOP, request, Examined)
+        return examined
+
     @activity.defn(name=names.RENEW_LEASE)
     async def renew_lease(self, attempt: AttemptRef) -> None:
         await self._do(names.RENEW_LEASE, attempt, lambda: None)
@@ -193,7 +200,7 @@ class FakeActivities:
             budget=self.budget,
         )
         self._reasons.append(reason)
-        score = self._scores.get(index)
+        score = None if reason is Infra.DESKTOP_BROKEN else self._scores.get(index)
         return Finalized(
             termination_reason=found.termination_reason,
             admitted=found.runtime_eligible,
@@ -235,7 +242,7 @@ class FakeActivities:
         """The activities, for a worker."""
         return [
             *(self.claim, self.finalize, self.register_batch, self.set_control, self.pump, self.close_batch),
-            *(self.start_sandbox, self.stop_sandbox, self.renew_lease, self.observe, self.act),
+            *(self.start_sandbox, self.examine_desktop, self.stop_sandbox, self.renew_lease, self.observe, self.act),
             *(self.decide, self.prepare_task, self.run_postconfig, self.evaluate),
         ]
 

@@ -31,7 +31,7 @@ from rollbook.sandboxes.provider import (
     ignore_progress,
     require_deployment,
 )
-from tests.doubles.http_guest import HttpGuest
+from tests.doubles.http_guest import HttpGuest, command
 
 
 class MemoryProvider(SandboxProvider):
@@ -53,7 +53,8 @@ class MemoryProvider(SandboxProvider):
             adopted = sandbox_id in self.guests
             if not adopted:
                 on_progress("starting a guest")
-                guest = await HttpGuest(nonce=sandbox_id, routes={"/screenshot": _picture(spec.screen)}).__aenter__()
+                routes = {"/screenshot": _picture(spec.screen), "/execute": command("")}
+                guest = await HttpGuest(nonce=sandbox_id, routes=routes).__aenter__()
                 info = SandboxInfo(sandbox_id, spec.key, SandboxStatus.RUNNING, now, spec.labels(now))
                 self.guests[sandbox_id] = (guest, info)
         await wait_ready(

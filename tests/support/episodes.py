@@ -33,6 +33,8 @@ TEST_SERVER = Path(sysconfig.get_path("scripts")) / "temporal-test-server"
 BEGIN = [names.CLAIM, names.START_SANDBOX, names.PREPARE_TASK, names.OBSERVE]
 SCORE = [names.RUN_POSTCONFIG, names.EVALUATE]
 END = [names.FINALIZE, names.STOP_SANDBOX]
+CLOSE = [names.EXAMINE_DESKTOP, *END]
+"""The end of an attempt that had a desktop and was not cancelled."""
 
 CLICK = Decision(action_count=1, summary="click")
 

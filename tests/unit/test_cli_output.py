@@ -107,7 +107,10 @@ def _row(domain: str, **changes: object) -> dict[str, object]:
         "wilson_low_of_planned": 0.0,
         "wilson_high_of_planned": 0.49,
     }
-    return {**row, **counted, **rates, "reruns": 1, "superseded": 0, "evaluated_then_closed": 0, **changes}
+    return {**row, **counted, **rates, "reruns": 1, "superseded": 0, "evaluated_then_closed": 0} | {
+        "desktop_broken": 0,
+        **changes,
+    }
 
 
 def test_a_scoreboard_without_admitted_rollouts_shows_no_rate_of_them(capsys: pytest.CaptureFixture[str]) -> None:

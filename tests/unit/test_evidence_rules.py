@@ -205,6 +205,8 @@ MEMBER = {
     "group_baseline": 1.0,
     "group_advantage": None,
     "trainable": True,
+    "reward": 1.0,
+    "reward_source": "evaluator",
 }
 
 

@@ -17,7 +17,7 @@ from rollbook.desktop.client import GuestClient
 from rollbook.desktop.http_driver import claim_phase
 from rollbook.desktop.journal import ActionResult, Patience, perform, read_journal
 from rollbook.desktop.runtimes import ActionRuntime
-from rollbook.errors import ActionFailed, SandboxLost
+from rollbook.errors import ActionFailed, ActionTooLong, SandboxLost
 from tests.doubles.local_guest import LocalGuest
 
 FAST = Patience(silence_s=(0.01, 0.01, 0.01), poll_s=0.02, orphan_s=0.1, grace_s=5.0)
@@ -316,7 +316,7 @@ async def test_long_code_travels_as_a_file(desktop: DesktopRef) -> None:
 
 
 async def test_code_beyond_any_reason_is_refused_before_it_is_sent(desktop: DesktopRef) -> None:
-    with pytest.raises(ActionFailed, match="at most"):
+    with pytest.raises(ActionTooLong, match="at most"):
         await desktop.perform("op", "#" * (journal.MAX_CODE_BYTES + 1))
     assert desktop.guest.requests == 0
 

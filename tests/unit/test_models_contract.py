@@ -76,12 +76,12 @@ def test_the_agent_is_another(policy: dict[str, Any], changes: dict[str, Any]) -
 
 
 def test_the_digest_is_frozen() -> None:
-    assert contract().digest == "49be416fe2ca594e0ddccc6d92bb448cfccd3cdf09f1e19ef9c69dd01111970f"
+    assert contract().digest == "dc5c35f655ea92a87dd74a4877f53e8bc2cb02695be8843378cb1b735a1af3c8"
     raw = {"task_set": "demo", "policy": {"kind": "scripted", "script": "s"}, "desktop": {"provider": "null"}}
     scripted = read_spec(raw)
     assert (
         contract_of(scripted, Resolved(script_digest="a" * 64, null_desktop=True)).digest
-        == "fa5d0f35c3529468ede38b414ec058853af580f90180074111608f1c15bf36a4"
+        == "a60b1e645e00e23c0eddacc97780beb0319e0f0c046d43e521a8833cbd803e64"
     )
 
 

@@ -16,12 +16,14 @@ from models.outcome import (
     PRECEDENCE,
     RETRYABLE,
     VALID,
+    Cause,
     Classification,
     Infra,
     OutcomeFacts,
     classify,
     earns_new_attempt,
     first_reason,
+    name_breakage,
     reward_of,
 )
 
@@ -241,6 +243,7 @@ def test_the_vocabulary_is_frozen() -> None:
         "rollout_error",
         "sandbox_start_failed",
         "sandbox_lost",
+        "desktop_broken",
         "setup_failed",
         "setup_interrupted",
         "evaluation_interrupted",
@@ -313,6 +316,44 @@ def test_which_endings_earn_a_new_attempt(reason: Infra) -> None:
     earned = earns_new_attempt(reason, guest_failed=False, same_before=0, attempts=1, budget=3)
     assert earned is (reason in YES or reason is Infra.SETUP_FAILED)
     assert (reason in YES) is (reason in RETRYABLE)
+
+
+@pytest.mark.parametrize(("worth", "earned"), [("mask", False), ("zero_reward", False), ("retry", True)])
+def test_a_broken_desktop_earns_one_only_where_the_contract_says_so(worth: Any, earned: bool) -> None:
+    said = {"guest_failed": True, "same_before": 0, "budget": 3, "on_desktop_broken": worth}
+    assert earns_new_attempt(Infra.DESKTOP_BROKEN, attempts=1, **said) is earned
+    assert not earns_new_attempt(Infra.DESKTOP_BROKEN, attempts=3, **said)
+
+
+HOST, GUEST, UNKNOWN = Cause(kind="host"), Cause(kind="guest"), Cause()
+
+
+@pytest.mark.parametrize(
+    ("reasons", "acted", "cause", "tampered", "ending"),
+    [
+        ([], True, None, False, None),
+        ([Infra.SANDBOX_LOST], True, HOST, False, Infra.SANDBOX_LOST),
+        ([Infra.SANDBOX_LOST], True, UNKNOWN, False, Infra.SANDBOX_LOST),
+        ([Infra.SANDBOX_LOST], True, GUEST, False, Infra.DESKTOP_BROKEN),
+        ([Infra.SANDBOX_LOST], False, GUEST, False, Infra.SANDBOX_LOST),
+        # whatever else went wrong with it: the name of an ending is not the policy's choice
+        ([Infra.EVALUATOR_ERROR], True, GUEST, False, Infra.DESKTOP_BROKEN),
+        ([Infra.TIMEOUT, Infra.MODEL_CALL_FAILED], True, GUEST, False, Infra.DESKTOP_BROKEN),
+        # a desktop that was sound when it was evaluated may end afterwards
+        ([], True, GUEST, False, None),
+        # an activity saw the guest misbehave: before the first action that is an accident
+        ([Infra.DESKTOP_BROKEN], True, UNKNOWN, False, Infra.DESKTOP_BROKEN),
+        ([Infra.DESKTOP_BROKEN], False, UNKNOWN, False, Infra.SANDBOX_LOST),
+        # another guest server than the image's: nothing it says counts
+        ([], True, None, True, Infra.DESKTOP_BROKEN),
+        ([], False, None, True, Infra.DESKTOP_BROKEN),
+        ([Infra.SUPERSEDED], True, GUEST, True, Infra.SUPERSEDED),
+    ],
+)
+def test_whose_doing_a_failure_was_names_the_ending(
+    reasons: list[Infra], acted: bool, cause: Cause | None, tampered: bool, ending: Infra | None
+) -> None:
+    assert first_reason(name_breakage(reasons, acted=acted, cause=cause, tampered=tampered)) is ending
 
 
 def test_an_evaluator_error_earns_one_only_when_the_guest_could_not_be_reached() -> None:

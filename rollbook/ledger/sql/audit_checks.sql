@@ -157,7 +157,9 @@ WHERE batch_id = :batch_id AND (
         CASE closed_by WHEN 'claim' THEN 'superseded' WHEN 'cancel' THEN 'cancelled' ELSE 'reconciled' END)
     OR (next_state <> 'final' AND coalesce(infrastructure_failure_reason, '') NOT IN ('sandbox_start_failed',
         'sandbox_lost', 'setup_interrupted', 'setup_failed', 'evaluation_interrupted', 'evaluator_error',
-        'model_call_failed', 'reconciled', 'superseded')));
+        'model_call_failed', 'reconciled', 'superseded', 'desktop_broken'))
+    OR (closed_by <> 'import' AND infrastructure_failure_reason = 'desktop_broken' AND next_state <> 'final'
+        AND contract ->> 'on_desktop_broken' IS DISTINCT FROM 'retry'));
 
 -- name: facts
 -- One look per end, by index: joins of whole tables would depend on statistics that a young batch does not have yet.
@@ -260,6 +262,12 @@ WHERE batch_id = :batch_id AND closed_by <> 'import'
             AND outcome.score IS DISTINCT FROM evaluation.score)
         OR (evaluation.completed <> (evaluation.score IS NOT NULL))
         OR (evaluation.task_digest <> rollout.task_digest));
+
+-- name: examined
+SELECT rollout_key AS subject, 'attempt ' || attempt_index || ' is eligible, and its guest server was not the image''s: '
+    || examination.detail AS detail
+FROM rollout JOIN outcome USING (rollout_key) JOIN examination USING (rollout_key, attempt_index)
+WHERE batch_id = :batch_id AND tampered AND runtime_eligible;
 
 -- name: reward
 SELECT rollout_key AS subject, 'attempt ' || attempt_index || ': reward ' || coalesce(reward::text, 'none')
@@ -393,6 +401,9 @@ UNION ALL
 SELECT 'evaluation ' || r.rollout_key || ' ' || r.attempt_index, 'the row was changed after it was written'
 FROM rollout JOIN evaluation AS r USING (rollout_key) WHERE batch_id = :batch_id AND r.row_digest <> seal(r)
 UNION ALL
+SELECT 'examination ' || r.rollout_key || ' ' || r.attempt_index, 'the row was changed after it was written'
+FROM rollout JOIN examination AS r USING (rollout_key) WHERE batch_id = :batch_id AND r.row_digest <> seal(r)
+UNION ALL
 SELECT 'admission ' || r.rollout_key || ' ' || r.attempt_index || ' ' || scope || ' ' || decision_index,
     'the row was changed after it was written'
 FROM rollout JOIN admission AS r USING (rollout_key) WHERE batch_id = :batch_id AND r.row_digest <> seal(r)
@@ -437,6 +448,15 @@ WHERE batch_id = :batch_id AND evaluation.completed AND NOT runtime_eligible
     OR next_state <> 'final' OR EXISTS (
         SELECT FROM rerun_request AS again
         WHERE again.rollout_key = outcome.rollout_key AND after_attempt = outcome.attempt_index));
+
+-- name: notice desktop_broken
+SELECT rollout_key AS subject, 'attempt ' || attempt_index || ' of policy '
+    || coalesce(contract -> 'policy' ->> 'model', contract -> 'policy' ->> 'kind') || ' broke its desktop: '
+    || coalesce(nullif(examination.detail, ''), 'cause ' || cause || ': ' || cause_detail, outcome.detail)
+    || CASE WHEN next_state <> 'final' THEN '; another attempt was due' ELSE '' END AS detail
+FROM rollout JOIN outcome USING (rollout_key) JOIN batch USING (batch_id)
+LEFT JOIN examination USING (rollout_key, attempt_index)
+WHERE batch_id = :batch_id AND infrastructure_failure_reason = 'desktop_broken';
 
 -- name: notice redecided
 SELECT rollout_key AS subject, 'attempt ' || attempt_index || ': ' || scope || ' '

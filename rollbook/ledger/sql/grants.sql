@@ -29,8 +29,8 @@ BEGIN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO rollbook_worker', current_schema());
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO rollbook_worker', current_schema());
         GRANT INSERT ON artifact, task, task_set, task_set_member, policy_script, policy_script_name, batch,
-            registration, rollout, rerun_request, attempt, evaluation, outcome, admission, turn, model_call, sandbox,
-            sighting TO rollbook_worker;
+            registration, rollout, rerun_request, attempt, evaluation, examination, outcome, admission, turn,
+            model_call, sandbox, sighting TO rollbook_worker;
         GRANT UPDATE (paused, frozen, stopping, cancelling, control_reason, concurrency, max_attempts, launch_id,
             closed_at) ON batch TO rollbook_worker;
         GRANT UPDATE (state, queued_at, current_attempt, selected_attempt) ON rollout TO rollbook_worker;

@@ -237,7 +237,8 @@ BEGIN
         RAISE EXCEPTION 'rollout %: attempt % is not the newest one', NEW.rollout_key, NEW.attempt_index
             USING ERRCODE = 'RB001';
     END IF;
-    SELECT contract -> 'policy' ->> 'kind' AS kind, contract ->> 'reward_mode' AS reward_mode INTO batch_
+    SELECT contract -> 'policy' ->> 'kind' AS kind, contract ->> 'reward_mode' AS reward_mode,
+        contract ->> 'on_desktop_broken' AS on_desktop_broken INTO batch_
     FROM batch WHERE batch_id = row_.batch_id;
     IF (NEW.closed_by = 'import') <> coalesce(batch_.kind = 'imported', false) THEN
         RAISE EXCEPTION 'rollout %: ends are imported exactly into batches that ran elsewhere', NEW.rollout_key
@@ -246,7 +247,19 @@ BEGIN
     IF NEW.closed_by <> 'import' AND NEW.reward_mode IS DISTINCT FROM batch_.reward_mode THEN
         RAISE EXCEPTION 'rollout %: reward_mode is the contract''s', NEW.rollout_key USING ERRCODE = 'RB001';
     END IF;
-    IF NEW.closed_by <> 'import' AND NEW.score IS DISTINCT FROM (
+    IF NEW.closed_by <> 'import' AND NEW.infrastructure_failure_reason = 'desktop_broken' AND NEW.next_state <> 'final'
+        AND batch_.on_desktop_broken IS DISTINCT FROM 'retry' THEN
+        RAISE EXCEPTION 'rollout %: a broken desktop earns no other attempt under this contract', NEW.rollout_key
+            USING ERRCODE = 'RB001', HINT = 'a policy could throw the dice again by wrecking its desktop';
+    END IF;
+    IF NEW.runtime_eligible AND EXISTS (
+        SELECT FROM examination WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index AND tampered)
+    THEN
+        RAISE EXCEPTION 'rollout %: the guest server of attempt % was not the image''s', NEW.rollout_key,
+            NEW.attempt_index USING ERRCODE = 'RB001';
+    END IF;
+    IF NEW.closed_by <> 'import' AND NEW.infrastructure_failure_reason IS DISTINCT FROM 'desktop_broken'
+        AND NEW.score IS DISTINCT FROM (
         SELECT score FROM evaluation WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index) THEN
         -- also when it is kept silent: an attempt whose score is known is not tried again as if it were not
         RAISE EXCEPTION 'rollout %: the score is the evaluator''s or none', NEW.rollout_key USING ERRCODE = 'RB001';
@@ -508,6 +521,8 @@ CREATE OR REPLACE TRIGGER turn_guard BEFORE INSERT ON turn FOR EACH ROW EXECUTE 
 CREATE OR REPLACE TRIGGER turn_guard_step BEFORE INSERT ON turn FOR EACH ROW EXECUTE FUNCTION guard_turn();
 CREATE OR REPLACE TRIGGER model_call_guard BEFORE INSERT ON model_call FOR EACH ROW EXECUTE FUNCTION guard_evidence();
 CREATE OR REPLACE TRIGGER evaluation_guard BEFORE INSERT ON evaluation FOR EACH ROW EXECUTE FUNCTION guard_evidence();
+CREATE OR REPLACE TRIGGER examination_guard BEFORE INSERT ON examination
+    FOR EACH ROW EXECUTE FUNCTION guard_evidence();
 CREATE OR REPLACE TRIGGER evaluation_guard_task BEFORE INSERT ON evaluation
     FOR EACH ROW EXECUTE FUNCTION guard_evaluation();
 CREATE OR REPLACE TRIGGER outcome_guard BEFORE INSERT ON outcome FOR EACH ROW EXECUTE FUNCTION guard_outcome();
@@ -521,22 +536,22 @@ DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['batch', 'rollout', 'rerun_request', 'attempt', 'evaluation', 'outcome', 'admission',
-        'turn', 'model_call', 'sandbox']
+    FOREACH name IN ARRAY ARRAY['batch', 'rollout', 'rerun_request', 'attempt', 'evaluation', 'examination', 'outcome',
+        'admission', 'turn', 'model_call', 'sandbox']
     LOOP
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT OR UPDATE ON %I
             EXECUTE FUNCTION guard_isolation()', name || '_isolation', name);
     END LOOP;
     FOREACH name IN ARRAY ARRAY['artifact', 'task', 'task_set', 'task_set_member', 'policy_script',
-        'policy_script_name', 'registration', 'rerun_request', 'attempt', 'evaluation', 'outcome', 'admission',
-        'turn', 'model_call']
+        'policy_script_name', 'registration', 'rerun_request', 'attempt', 'evaluation', 'examination', 'outcome',
+        'admission', 'turn', 'model_call']
     LOOP
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE UPDATE OR DELETE OR TRUNCATE ON %I
             EXECUTE FUNCTION refuse_change()', name || '_insert_only', name);
     END LOOP;
     -- the seal comes last: triggers of one kind fire in the order of their names
-    FOREACH name IN ARRAY ARRAY['artifact', 'registration', 'rerun_request', 'attempt', 'evaluation', 'outcome',
-        'admission', 'turn', 'model_call']
+    FOREACH name IN ARRAY ARRAY['artifact', 'registration', 'rerun_request', 'attempt', 'evaluation', 'examination',
+        'outcome', 'admission', 'turn', 'model_call']
     LOOP
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT ON %I
             FOR EACH ROW EXECUTE FUNCTION seal_row()', 'zz_' || name || '_seal', name);

@@ -73,11 +73,13 @@ SELECT attempt.attempt_index, run_id, execution_id, trajectory_rollout_id, claim
        evaluation.completed AS evaluated, evaluation.score AS evaluator_score, evaluation.score_type,
        evaluation.reason AS evaluation_reason, evaluation.detail AS evaluation_detail,
        evaluator_revision, numpy_version, log_sha256, evaluation.duration_s AS evaluation_s,
-       provider, sandbox_id, sandbox.state AS sandbox_state, sandbox.isolation, view_url
+       provider, sandbox_id, sandbox.state AS sandbox_state, sandbox.isolation, view_url,
+       cause, cause_detail, tampered, examination.detail AS examination_detail, evidence
 FROM attempt
 LEFT JOIN outcome USING (rollout_key, attempt_index)
 LEFT JOIN evaluation USING (rollout_key, attempt_index)
 LEFT JOIN sandbox USING (rollout_key, attempt_index)
+LEFT JOIN examination USING (rollout_key, attempt_index)
 WHERE rollout_key = :key ORDER BY attempt_index;
 
 -- name: decisions
@@ -152,7 +154,7 @@ FROM rollout_result WHERE batch_id = :batch_id ORDER BY plan_order;
 
 -- name: group_statistics
 SELECT rollout_key, group_planned, group_members, group_valid, group_baseline, group_advantage,
-       training_admitted, training_reason, trainable
+       training_admitted, training_reason, trainable, reward, reward_source
 FROM training_rows WHERE batch_id = :batch_id;
 
 -- name: planned_rollout

@@ -35,6 +35,12 @@ RETURN encode(sha256(convert_to(ROW(
     r.log_sha256, encode(float8send(r.duration_s), 'hex'), extract(epoch FROM r.recorded_at)
 )::text, 'UTF8')), 'hex');
 
+CREATE OR REPLACE FUNCTION seal(r examination) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
+RETURN encode(sha256(convert_to(ROW(
+    r.rollout_key, r.attempt_index, r.cause, r.cause_detail, r.tampered, r.detail, r.evidence,
+    extract(epoch FROM r.recorded_at)
+)::text, 'UTF8')), 'hex');
+
 CREATE OR REPLACE FUNCTION seal(r outcome) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
 RETURN encode(sha256(convert_to(ROW(
     r.rollout_key, r.attempt_index, r.evaluation_completed, r.infrastructure_failure_reason, r.terminal_action,

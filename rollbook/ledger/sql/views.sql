@@ -137,6 +137,12 @@ WITH scored AS (
     FROM rerun_request JOIN rollout USING (rollout_key)
     CROSS JOIN LATERAL (VALUES (rollout.domain), ('(all)')) AS part (domain)
     GROUP BY batch_id, part.domain
+), broken AS (
+    SELECT batch_id, part.domain, count(*) AS attempts
+    FROM outcome JOIN rollout USING (rollout_key)
+    CROSS JOIN LATERAL (VALUES (rollout.domain), ('(all)')) AS part (domain)
+    WHERE infrastructure_failure_reason = 'desktop_broken'
+    GROUP BY batch_id, part.domain
 ), known AS (  -- the first line in the words of the index outcome_evaluated_then_closed_idx, the rest like the audit
     SELECT batch_id, part.domain, count(*) AS evaluated_then_closed
     FROM outcome JOIN rollout USING (rollout_key) JOIN evaluation USING (rollout_key, attempt_index)
@@ -159,9 +165,11 @@ SELECT batch_id, domain, planned, admitted, masked, binary_success_count,
        wilson_high(binary_success_count, planned) AS wilson_high_of_planned,
        wilson_low(binary_success_count, admitted) AS wilson_low_of_admitted,
        wilson_high(binary_success_count, admitted) AS wilson_high_of_admitted,
-       attempts, coalesce(reruns, 0) AS reruns, coalesce(superseded, 0) AS superseded,
-       coalesce(evaluated_then_closed, 0) AS evaluated_then_closed
+       scored.attempts, coalesce(reruns, 0) AS reruns, coalesce(superseded, 0) AS superseded,
+       coalesce(evaluated_then_closed, 0) AS evaluated_then_closed,
+       coalesce(broken.attempts, 0) AS desktop_broken
 FROM scored LEFT JOIN again USING (batch_id, domain) LEFT JOIN known USING (batch_id, domain)
+LEFT JOIN broken USING (batch_id, domain)
 ORDER BY batch_id, domain_rank(domain), domain;
 COMMENT ON VIEW scoreboard IS 'scores per batch and domain, over both denominators, with 95 % Wilson intervals';
 
@@ -210,20 +218,23 @@ COMMENT ON VIEW sample_spread IS
 
 -- Who votes is who would be trained on: a member that is masked for counting or for training has no say in what the
 -- others are compared with. Without a trainer's identity nothing is trained on; there counting alone decides. A group of
--- which members are still to come has no baseline: it would be another one tomorrow.
+-- which members are still to come has no baseline: it would be another one tomorrow. Where the contract says so, a
+-- broken desktop is trained on with reward 0, unless a later decision is in force; it still has no score.
 CREATE VIEW training_rows AS
 WITH member AS (
     SELECT rollout.rollout_key, rollout.batch_id, batch.contract_digest, batch.purpose, rollout.domain,
            rollout.task_id, rollout.task_digest, rollout.sample, rollout.identity_source, rollout.sampling_event_id,
            rollout.source_group_id, rollout.group_id, rollout.rollout_index, attempt.attempt_index,
            attempt.trajectory_rollout_id, attempt.execution_id, outcome.termination_reason, outcome.score,
-           outcome.reward, runtime.admitted AS runtime_admitted, runtime.reason AS runtime_reason,
+           CASE WHEN zeroed THEN 0 ELSE outcome.reward END AS reward,
+           runtime.admitted AS runtime_admitted, runtime.reason AS runtime_reason,
            coalesce(training.admitted, false) AS training_admitted,
-           coalesce(training.reason, CASE
+           CASE WHEN zeroed AND identity_source = 'caller' THEN 'desktop_broken_zero_reward'
+                ELSE coalesce(training.reason, CASE
                WHEN identity_source <> 'caller' THEN 'caller_owned_rollout_identity_unavailable'
-               WHEN NOT runtime.admitted THEN 'rollout_sample_masked' END) AS training_reason,
-           runtime.admitted AND (identity_source <> 'caller' OR coalesce(training.admitted, false)) AS votes,
-           member.planned AS group_planned
+               WHEN NOT runtime.admitted THEN 'rollout_sample_masked' END) END AS training_reason,
+           zeroed OR runtime.admitted AND (identity_source <> 'caller' OR coalesce(training.admitted, false)) AS votes,
+           zeroed, member.planned AS group_planned
     FROM rollout
     JOIN batch USING (batch_id)
     JOIN attempt ON attempt.rollout_key = rollout.rollout_key AND attempt.attempt_index = rollout.selected_attempt
@@ -232,6 +243,9 @@ WITH member AS (
         AND runtime.attempt_index = rollout.selected_attempt AND runtime.scope = 'runtime'
     LEFT JOIN current_admission AS training ON training.rollout_key = rollout.rollout_key
         AND training.attempt_index = rollout.selected_attempt AND training.scope = 'training'
+    CROSS JOIN LATERAL (SELECT outcome.termination_reason = 'desktop_broken' AND outcome.closed_by = 'episode'
+        AND coalesce(batch.contract ->> 'on_desktop_broken' = 'zero_reward', false)
+        AND runtime.decision_index = 1 AND coalesce(training.decision_index, 1) = 1 AS zeroed) AS worth
     JOIN (SELECT batch_id, group_id, count(*) AS planned FROM rollout GROUP BY batch_id, group_id) AS member
         ON member.batch_id = rollout.batch_id AND member.group_id = rollout.group_id
     WHERE rollout.state = 'final'
@@ -244,15 +258,32 @@ WITH member AS (
 SELECT rollout_key, batch_id, contract_digest, purpose, domain, task_id, task_digest, sample, identity_source,
        sampling_event_id, source_group_id, group_id, rollout_index, attempt_index, trajectory_rollout_id, execution_id,
        termination_reason, score, reward, runtime_admitted, runtime_reason, training_admitted, training_reason,
-       runtime_admitted AND training_admitted AND identity_source = 'caller' AS trainable,
+       (zeroed OR runtime_admitted AND training_admitted) AND identity_source = 'caller' AS trainable,
        group_members, group_valid,
        CASE WHEN group_members = group_planned THEN baseline END AS group_baseline,
        CASE WHEN votes AND group_members = group_planned AND group_valid >= 2
             THEN reward - baseline END AS group_advantage,
-       group_planned
+       group_planned,
+       CASE WHEN zeroed THEN 'desktop_broken' WHEN reward IS NOT NULL THEN 'evaluator' END AS reward_source
 FROM compared;
 COMMENT ON VIEW training_rows IS
     'selected attempts with both decisions; whole groups are compared, masked members left out, fewer than two no signal';
+
+-- Broken desktops -------------------------------------------------------------------------------------------
+
+CREATE VIEW broken_desktops AS
+SELECT batch_id, domain, task_id,
+       coalesce(contract -> 'policy' ->> 'model', contract -> 'policy' ->> 'kind') AS policy,
+       count(DISTINCT rollout_key) AS rollouts, count(*) AS attempts,
+       count(*) FILTER (WHERE coalesce(tampered, false)) AS tampered,
+       count(*) FILTER (WHERE next_state <> 'final') AS tried_again,
+       min(contract ->> 'on_desktop_broken') AS on_desktop_broken
+FROM outcome JOIN rollout USING (rollout_key) JOIN batch USING (batch_id)
+LEFT JOIN examination USING (rollout_key, attempt_index)
+WHERE infrastructure_failure_reason = 'desktop_broken'
+GROUP BY batch_id, domain, task_id, coalesce(contract -> 'policy' ->> 'model', contract -> 'policy' ->> 'kind')
+ORDER BY batch_id, domain_rank(domain), domain, task_id;
+COMMENT ON VIEW broken_desktops IS 'attempts that ended as desktop_broken, per batch, task and policy';
 
 -- Operation ---------------------------------------------------------------------------------------------------
 
@@ -282,6 +313,9 @@ SELECT rollout_key, attempt_index, ended_at, CASE WHEN step = 0 THEN 'observed' 
 UNION ALL
 SELECT rollout_key, attempt_index, recorded_at, 'evaluated', NULL,
        CASE WHEN completed THEN 'score ' || score ELSE reason END FROM evaluation
+UNION ALL
+SELECT rollout_key, attempt_index, recorded_at, 'examined', NULL,
+       concat_ws('; ', 'cause ' || cause || ': ' || cause_detail, nullif(detail, '')) FROM examination
 UNION ALL
 SELECT rollout_key, attempt_index, ended_at, 'ended', NULL, termination_reason FROM outcome
 UNION ALL

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -168,6 +169,11 @@ class Engine:
         except APIError as error:
             if error.status_code != 409:
                 raise
+
+    async def events(self) -> list[dict[str, Any]]:
+        """Every event that the engine remembers, oldest first."""
+        now = int(time.time()) + 1
+        return await self.run(lambda client: list(client.api.events(since=1, until=now, decode=True)))
 
     async def last_output(self, container_id: str) -> bytes:
         """The last lines that a container printed; empty when they cannot be had."""

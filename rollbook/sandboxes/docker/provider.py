@@ -15,6 +15,7 @@ from typing import Any
 
 from docker.errors import APIError
 
+from models.outcome import Cause
 from rollbook.config.settings import Settings
 from rollbook.errors import CapacityBusy, InvalidInput, ProviderUnavailable, SandboxLost, SandboxStartFailed
 from rollbook.guest.http import GUEST_PORT, Endpoint, OnProgress, wait_ready
@@ -28,6 +29,7 @@ from rollbook.sandboxes.docker.network import (
     remove_networks,
     set_rules,
 )
+from rollbook.sandboxes.docker.post_mortem import Event, cause_of_end
 from rollbook.sandboxes.docker.spec import (
     Capacity,
     FailedStarts,
@@ -208,6 +210,18 @@ class DockerProvider(SandboxProvider):
             log.warning("status of desktop %s is unknown: %s", sandbox_id, explain(error))
             return SandboxStatus.UNKNOWN
         return SandboxStatus.GONE if details is None else status_of(details["State"]["Status"])
+
+    async def cause(self, sandbox_id: str, nonce: str) -> Cause:
+        """See `SandboxProvider.cause`: the engine's records first, then a look at a guest that still runs."""
+        try:
+            with _no_proof("cause"):
+                details = await self._engine.inspect(sandbox_id)
+                raw = await self._engine.events()
+        except ProviderUnavailable as error:
+            return Cause(kind="host", detail=str(error))
+        ours = [Event.of(event) for event in raw if (event.get("Actor") or {}).get("ID") == sandbox_id]
+        found = cause_of_end(details, ours, all_events=len(raw))
+        return found or await super().cause(sandbox_id, nonce)
 
     async def endpoint(self, sandbox_id: str, port: int) -> Endpoint:
         """See `SandboxProvider.endpoint`."""

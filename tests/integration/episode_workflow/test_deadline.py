@@ -11,7 +11,7 @@ from models import names
 from models.episode import Acted
 from models.outcome import Infra
 from tests.doubles.fake_activities import FakeActivities, Gate, fake_worker
-from tests.support.episodes import END, SCORE, Handle, begin, frozen, play, replay
+from tests.support.episodes import CLOSE, END, SCORE, Handle, begin, frozen, play, replay
 
 
 def in_a_hurry(fakes: FakeActivities, deadline_s: float) -> None:
@@ -28,7 +28,7 @@ async def test_the_deadline_ends_the_loop_and_evaluation_follows(
     result = await play(env, fakes)
     assert gate.cancelled.is_set(), "nothing acts on the desktop while it is evaluated"
     assert (result.termination_reason, result.admitted, result.attempts) == ("timeout", False, 1)
-    assert fakes.log[-4:] == [*SCORE, *END]
+    assert fakes.log[-5:] == [*SCORE, *CLOSE]
     assert result.score == 1.0, "the score is kept, though it does not count"
 
 
@@ -39,7 +39,7 @@ async def test_what_was_done_when_the_deadline_came_counts(env: WorkflowEnvironm
     result = await play(env, fakes)
     assert gate.cancelled.is_set()
     assert (result.termination_reason, result.score) == ("timeout", 1.0)
-    assert fakes.log[-5:] == [names.ACT, *SCORE, *END]
+    assert fakes.log[-6:] == [names.ACT, *SCORE, *CLOSE]
 
 
 async def test_a_failure_after_the_deadline_earns_no_new_attempt(

@@ -9,10 +9,10 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
 from models import names
-from models.episode import Acted, Decision, Evaluated
-from models.outcome import Infra
-from tests.doubles.fake_activities import FakeActivities, fails
-from tests.support.episodes import BEGIN, END, SCORE, begin, play
+from models.episode import Acted, Decision, Evaluated, Examined
+from models.outcome import Cause, CauseKind, Infra
+from tests.doubles.fake_activities import FakeActivities, Hook, fails
+from tests.support.episodes import BEGIN, CLOSE, END, SCORE, begin, play
 
 # the activity that fails, whether what the agent did is evaluated
 PLACES = [
@@ -92,10 +92,66 @@ async def test_a_lost_desktop_is_replaced(env: WorkflowEnvironment, fakes: FakeA
     fakes.on[names.ACT] = dies_once
     result = await play(env, fakes)
     assert (result.attempts, result.termination_reason, result.admitted) == (2, "agent_done", True)
-    first = [*BEGIN, names.DECIDE, names.ACT, *END]
-    assert fakes.log == [*first, *BEGIN, names.DECIDE, names.ACT, names.DECIDE, *SCORE, *END]
+    first = [*BEGIN, names.DECIDE, names.ACT, *CLOSE]
+    assert fakes.log == [*first, *BEGIN, names.DECIDE, names.ACT, names.DECIDE, *SCORE, *CLOSE]
     assert [one.sandbox_key for one in (call.desktop for call in fakes.requests[names.ACT])] == ["k1", "k2"]
     assert [attempt.attempt_index for attempt in fakes.requests[names.STOP_SANDBOX]] == [1, 2]
+
+
+def finds(kind: CauseKind, *, tampered: bool = False) -> Hook:
+    """An examination by a provider that has evidence."""
+
+    async def examined(request: Any) -> Examined:
+        detail = "app.py was changed" if tampered else ""
+        return Examined(cause=Cause(kind=kind, detail="so it says"), tampered=tampered, detail=detail)
+
+    return examined
+
+
+@pytest.mark.parametrize(
+    ("activity", "kind", "attempts", "reason"),
+    [
+        (names.ACT, "guest", 1, "desktop_broken"),
+        (names.ACT, "host", 3, "sandbox_lost"),
+        (names.ACT, "unknown", 3, "sandbox_lost"),
+        (names.EVALUATE, "guest", 1, "desktop_broken"),
+        # before the agent acted its guest fails by accident
+        (names.OBSERVE, "guest", 3, "sandbox_lost"),
+    ],
+)
+async def test_whose_doing_it_was_decides_what_follows(
+    env: WorkflowEnvironment, fakes: FakeActivities, activity: str, kind: CauseKind, attempts: int, reason: str
+) -> None:
+    fakes.on[activity] = fails(Infra.SANDBOX_LOST, "gone")
+    fakes.on[names.EXAMINE_DESKTOP] = finds(kind)
+    result = await play(env, fakes)
+    assert (result.attempts, result.termination_reason, result.score) == (attempts, reason, None)
+    assert fakes.requests[names.EXAMINE_DESKTOP][0].failed
+    assert fakes.outcome.detail == f"gone; cause {kind}: so it says"
+
+
+async def test_a_score_from_another_guest_server_is_none(env: WorkflowEnvironment, fakes: FakeActivities) -> None:
+    fakes.on[names.EXAMINE_DESKTOP] = finds("unknown", tampered=True)
+    result = await play(env, fakes)
+    assert (result.attempts, result.termination_reason, result.score) == (1, "desktop_broken", None)
+    assert not fakes.requests[names.EXAMINE_DESKTOP][0].failed
+
+
+async def test_what_the_guest_refuses_before_the_agent_acted_is_a_lost_desktop(
+    env: WorkflowEnvironment, fakes: FakeActivities
+) -> None:
+    fakes.on[names.PREPARE_TASK] = fails(Infra.DESKTOP_BROKEN, "no records")
+    assert (await play(env, fakes)).termination_reason == "sandbox_lost"
+
+
+async def test_without_the_providers_look_a_score_does_not_count(
+    env: WorkflowEnvironment, fakes: FakeActivities
+) -> None:
+    fakes.budget = 1
+    fakes.on[names.EXAMINE_DESKTOP] = fails(Infra.SANDBOX_LOST, "the engine is away")
+    result = await play(env, fakes)
+    assert (result.termination_reason, result.admitted) == ("sandbox_lost", False)
+    assert "the engine is away" in fakes.outcome.detail
 
 
 async def test_the_ledger_decides_when_it_is_enough(env: WorkflowEnvironment, fakes: FakeActivities) -> None:
@@ -176,4 +232,4 @@ async def test_an_ending_of_no_vocabulary_is_a_failure_not_a_hang(
     result = await play(env, fakes)
     assert (result.termination_reason, result.admitted, result.attempts) == ("rollout_error", False, 1)
     assert "'bored'" in fakes.outcome.detail
-    assert fakes.log[-4:] == [*SCORE, *END]
+    assert fakes.log[-5:] == [*SCORE, *CLOSE]

@@ -7,14 +7,14 @@ import pytest
 from temporalio.testing import WorkflowEnvironment
 
 from models import attributes, names
-from models.episode import Acted, AttemptRef, Claimed, ClaimRequest, Decision, EpisodeResult, Evaluated
+from models.episode import Acted, AttemptRef, Claimed, ClaimRequest, Decision, EpisodeResult, Evaluated, Examined
 from tests.doubles.fake_activities import FakeActivities, fails
-from tests.support.episodes import BEGIN, CLICK, END, SCORE, begin, play
+from tests.support.episodes import BEGIN, CLICK, CLOSE, SCORE, begin, play
 
 
 async def test_an_episode_from_claim_to_admission(env: WorkflowEnvironment, fakes: FakeActivities) -> None:
     result = await play(env, fakes)
-    assert fakes.log == [*BEGIN, names.DECIDE, names.ACT, names.DECIDE, *SCORE, *END]
+    assert fakes.log == [*BEGIN, names.DECIDE, names.ACT, names.DECIDE, *SCORE, *CLOSE]
     assert fakes.activity_ids == [
         "claim-1",
         "a1-start-sandbox",
@@ -25,6 +25,7 @@ async def test_an_episode_from_claim_to_admission(env: WorkflowEnvironment, fake
         "a1-s002-decide",
         "a1-run-postconfig",
         "a1-evaluate",
+        "a1-examine-desktop",
         "a1-finalize",
         "a1-stop-sandbox",
     ]
@@ -52,7 +53,7 @@ async def test_fail_is_an_answer(env: WorkflowEnvironment, fakes: FakeActivities
 async def test_actions_before_a_terminal_one_are_run(env: WorkflowEnvironment, fakes: FakeActivities) -> None:
     fakes.decisions = [Decision(action_count=2, terminal_action="DONE")]
     await play(env, fakes)
-    assert fakes.log == [*BEGIN, names.DECIDE, names.ACT, *SCORE, *END]
+    assert fakes.log == [*BEGIN, names.DECIDE, names.ACT, *SCORE, *CLOSE]
 
 
 async def test_the_horizon_is_the_runners(env: WorkflowEnvironment, fakes: FakeActivities) -> None:
@@ -61,7 +62,7 @@ async def test_the_horizon_is_the_runners(env: WorkflowEnvironment, fakes: FakeA
     result = await play(env, fakes)
     assert (result.termination_reason, result.admitted, result.score) == ("max_steps", True, 0.25)
     # the last action is run, and what it did is what gets evaluated
-    assert fakes.log == [*BEGIN, *([names.DECIDE, names.ACT] * 5), *SCORE, *END]
+    assert fakes.log == [*BEGIN, *([names.DECIDE, names.ACT] * 5), *SCORE, *CLOSE]
     assert fakes.outcome.facts.horizon_reached
     assert fakes.outcome.steps == 5
 
@@ -80,7 +81,7 @@ async def test_output_that_stays_unreadable_is_scored(env: WorkflowEnvironment, 
     fakes.score = 0.0
     result = await play(env, fakes)
     assert (result.termination_reason, result.admitted) == ("model_response_unparseable", True)
-    assert fakes.log == [*BEGIN, names.DECIDE, names.ACT, names.DECIDE, *SCORE, *END]
+    assert fakes.log == [*BEGIN, names.DECIDE, names.ACT, names.DECIDE, *SCORE, *CLOSE]
 
 
 async def test_a_step_without_an_action_looks_again(env: WorkflowEnvironment, fakes: FakeActivities) -> None:
@@ -95,7 +96,7 @@ async def test_a_step_without_an_action_looks_again(env: WorkflowEnvironment, fa
 
     fakes.on[names.ACT] = look
     await play(env, fakes)
-    assert fakes.log == [*BEGIN, names.DECIDE, names.ACT, names.DECIDE, *SCORE, *END]
+    assert fakes.log == [*BEGIN, names.DECIDE, names.ACT, names.DECIDE, *SCORE, *CLOSE]
     first, second = fakes.requests[names.DECIDE]
     assert second.observation == changed.observation != first.observation
 
@@ -124,7 +125,7 @@ async def test_the_temporal_ui_can_filter_by_outcome(env: WorkflowEnvironment, f
     assert (found[attributes.ATTEMPT], found[attributes.STEPS]) == (1, 2)
 
 
-FENCED_AT = [*BEGIN[1:], names.DECIDE, names.ACT, *SCORE, names.FINALIZE]
+FENCED_AT = [*BEGIN[1:], names.DECIDE, names.ACT, *SCORE, names.EXAMINE_DESKTOP, names.FINALIZE]
 
 
 async def test_a_claim_that_is_refused_ends_the_run(env: WorkflowEnvironment, fakes: FakeActivities) -> None:
@@ -142,7 +143,7 @@ async def test_a_run_that_was_overtaken_cleans_up_and_says_nothing(
     result = await play(env, fakes)
     assert (result.status, result.termination_reason, result.admitted) == ("superseded", None, False)
     assert (fakes.count(names.CLAIM), fakes.count(names.STOP_SANDBOX)) == (1, 1)
-    assert (names.EVALUATE in fakes.log) is (activity in (names.EVALUATE, names.FINALIZE))
+    assert (names.EVALUATE in fakes.log) is (activity in (names.EVALUATE, *CLOSE))
 
 
 @pytest.mark.parametrize("resets", [1, 2])
@@ -169,6 +170,7 @@ async def test_a_run_whose_attempt_is_anothers_claims_one_of_its_own(
         names.DECIDE: lambda request: fakes.decisions[min(request.step, len(fakes.decisions)) - 1],
         names.ACT: lambda request: fakes.acted(),
         names.EVALUATE: lambda request: Evaluated(completed=True, score=1.0),
+        names.EXAMINE_DESKTOP: lambda request: Examined(),
         names.FINALIZE: fakes.finalized,
     }
     fakes.on |= {name: of_another_run(usual.get(name, lambda request: None)) for name in (activity, names.FINALIZE)}

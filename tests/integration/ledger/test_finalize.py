@@ -140,6 +140,7 @@ NOT_RETRIED = [
     ("evaluator_error", False),
     ("rollout_error", False),
     ("task_timeout", False),
+    ("desktop_broken", True),
 ]
 
 

@@ -13,7 +13,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from rollbook.ledger import Ledger, migrate, schema, tables
+from rollbook.ledger import Examination, Ledger, migrate, schema, tables
 from tests.support.ledger import Kit, make_tasks, ref, rows
 from tests.support.servers import PostgresServer
 
@@ -108,6 +108,7 @@ async def test_upgrade_is_idempotent_and_reloads_changed_code(database_url: str,
         schema.drop_code(connection)
         for view in ("episode_timeline", "live_sandboxes", "model_usage", "pass_k", "sample_spread", "training_rows"):
             connection.execute(text(f"DROP VIEW {view}"))
+        connection.execute(text("DROP VIEW broken_desktops"))
         connection.execute(text("DROP VIEW rollout_result, admission_history, current_admission"))
     migrate.upgrade(database_url)
     with engine.connect() as connection:
@@ -186,6 +187,7 @@ async def test_the_previous_revision_loses_nothing_either_way(database_url: str,
     await kit.claim(keys[3])
     lease = {"deployment_id": "test", "provider": "null", "lease_s": 60.0}
     await kit.ledger.sandbox_intent(ref(keys[3], 1), "run-1", sandbox_key="s-1", **lease)  # type: ignore[arg-type]
+    await kit.ledger.commit_examination(ref(keys[3], 1), "run-1", Examination())
     await kit.ledger.count_missing(keys[3], "run-1")
     before = await everything(ledger)
     assert all(before.values()), {name for name, found in before.items() if not found}

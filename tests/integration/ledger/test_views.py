@@ -19,6 +19,7 @@ PUBLIC = {
     "pass_k",
     "sample_spread",
     "training_rows",
+    "broken_desktops",
     "episode_timeline",
     "live_sandboxes",
     "model_usage",
