@@ -53,7 +53,7 @@ def redact_reason(found: Settings, words: str) -> str:
 @asynccontextmanager
 async def open_ledger(found: Settings) -> AsyncIterator[Ledger]:
     """The ledger, for commands that write to it."""
-    ledger = Ledger.connect(ledger_url(found), pool_size=2)
+    ledger = Ledger.connect(ledger_url(found, "operator"), pool_size=2)
     try:
         yield ledger
     finally:
@@ -63,7 +63,7 @@ async def open_ledger(found: Settings) -> AsyncIterator[Ledger]:
 @asynccontextmanager
 async def open_reader(found: Settings) -> AsyncIterator[Reader]:
     """The ledger, for commands that only read."""
-    reader = Reader.connect(ledger_url(found))
+    reader = Reader.connect(ledger_url(found, "operator"))
     try:
         yield reader
     finally:

@@ -149,7 +149,7 @@ def migrate(
     from rollbook.ledger.migrate import upgrade
 
     async def work() -> int:
-        left = await asyncio.to_thread(upgrade, ledger_url(settings()), phase=phase.value)
+        left = await asyncio.to_thread(upgrade, ledger_url(settings(), "owner"), phase=phase.value)
         if left:
             say(f"ready for new workers; when the old ones are gone: rollbook migrate --phase post ({', '.join(left)})")
         else:

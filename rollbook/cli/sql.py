@@ -40,7 +40,10 @@ _VARIABLES = {
 
 
 Tables = Annotated[
-    bool, typer.Option("--tables", help="As the login itself, which may see the tables; read-only by a setting alone.")
+    bool,
+    typer.Option(
+        "--tables", help="See the tables too, as the login of the other commands; read-only by a setting alone."
+    ),
 ]
 
 
@@ -50,7 +53,7 @@ def sql(
     as_json: AsJson = False,
 ) -> None:
     """Ask the ledger in SQL: the views, as rollbook_reader. `rollbook` and the workers write, people ask."""
-    url = ledger_url(settings()).replace("+psycopg", "", 1)
+    url = ledger_url(settings(), "operator" if tables else "reader").replace("+psycopg", "", 1)
     if as_json and query is None:
         raise InvalidInput("--json: only with -c QUERY")
     psql = None if as_json else shutil.which("psql")

@@ -3,6 +3,8 @@
 Explicit configuration wins; what is left open is filled in from the local stack, if it runs.
 """
 
+from typing import Literal
+
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 
 from rollbook.config.settings import Settings
@@ -27,17 +29,28 @@ def temporal_connect_config(settings: Settings) -> ClientConnectConfig:
     return config
 
 
-def ledger_url(settings: Settings) -> str:
-    """SQLAlchemy URL of the ledger (driver psycopg). May hold a password: never log it.
+LedgerRole = Literal["owner", "worker", "operator", "reader"]
+"""A role in the ledger: the owner migrates, workers run episodes, people's commands operate or read."""
 
-    Raises ConfigError if neither a setting nor a running local stack provides one.
+
+def ledger_url(settings: Settings, role: LedgerRole) -> str:
+    """SQLAlchemy URL of the ledger (driver psycopg) for a role. May hold a password: never log it.
+
+    Of a ledger that a setting names, the login is that of the setting. Raises ConfigError if neither a setting nor a
+    running local stack provides one.
     """
     if settings.database_url is not None:
-        return settings.database_url.get_secret_value()
+        owner = settings.owner_database_url if role == "owner" else None
+        return (owner or settings.database_url).get_secret_value()
     state = local_stack(settings)
     if state is None or state.database_url is None:
         raise ConfigError(f"no ledger is known: {_HINT}, or set ROLLBOOK_DATABASE_URL")
-    return state.database_url
+    return as_role(state.database_url, role)
+
+
+def as_role(url: str, role: LedgerRole) -> str:
+    """The URL of an embedded Postgres, which is its owner's, for the login of another role."""
+    return url if role == "owner" else url.replace("//rollbook@", f"//rollbook_{role}@", 1)
 
 
 def artifact_base_url(settings: Settings) -> str | None:

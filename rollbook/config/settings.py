@@ -50,6 +50,8 @@ class Settings(EvaluatorSettings):
     """Name of this deployment, [A-Za-z0-9_.-]+. Labels every desktop: only its owner ever removes it."""
     database_url: SecretStr | None = None
     """The ledger's Postgres (`postgresql://user:password@host/name`). Unset: the local stack's own server."""
+    owner_database_url: SecretStr | None = None
+    """The same Postgres as the owner of the tables, for migrations alone. Unset: `database_url`."""
     artifact_url: str | None = None
     """Artifact store: `file:///absolute/directory` or `s3://bucket/prefix` (also gs, az). Unset: in `state_dir`."""
 
@@ -142,7 +144,7 @@ class Settings(EvaluatorSettings):
     def _state_dir(cls, value: Path) -> Path:
         return Path(os.path.abspath(value.expanduser()))
 
-    @field_validator("database_url")
+    @field_validator("database_url", "owner_database_url")
     @classmethod
     def _database_url(cls, value: SecretStr | None) -> SecretStr | None:
         if value is None:

@@ -18,6 +18,7 @@ import subprocess
 from collections.abc import Mapping
 from importlib import metadata, util
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -131,6 +132,11 @@ class PostgresServer(Child):
                 await connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.url(name)
 
+    async def let_roles_log_in(self) -> None:
+        """Let the ledger's roles connect. The migrations make them without: elsewhere they are granted to logins."""
+        async with await psycopg.AsyncConnection.connect(self._conninfo("postgres"), autocommit=True) as connection:
+            await allow_logins(connection)
+
     async def drop_database(self, name: str) -> None:
         """Drop database `name`, ending its sessions."""
         async with await psycopg.AsyncConnection.connect(self._conninfo("postgres"), autocommit=True) as connection:
@@ -140,6 +146,12 @@ class PostgresServer(Child):
         return psycopg.conninfo.make_conninfo(
             host=str(self.socket_directory), user=ROLE, dbname=database, connect_timeout=5
         )
+
+
+async def allow_logins(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Let the ledger's roles log in."""
+    for role in ("worker", "operator", "reader"):
+        await connection.execute(sql.SQL("ALTER ROLE {} LOGIN").format(sql.Identifier(f"{ROLE}_{role}")))
 
 
 def postgres_os_user() -> tuple[int, int]:

@@ -22,6 +22,7 @@ from temporalio.client import Client
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError
 
+from rollbook.config.connections import as_role, ledger_url
 from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError, RollbookError
 from rollbook.ledger.migrate import upgrade
@@ -138,13 +139,17 @@ class Supervisor:
         if self._settings.database_url is not None:
             url = self._settings.database_url.get_secret_value()
             await check_ledger(url)
+            await asyncio.to_thread(upgrade, ledger_url(self._settings, "owner"))
         else:
             server = PostgresServer(self._dir.postgres, self._log("postgres"), env=self._env)
             await self._keep(server, f"unix socket in {server.socket_directory}")
-            url = await server.create_database("rollbook")
-            self._state.database_url = url
+            owner = await server.create_database("rollbook")
+            await asyncio.to_thread(upgrade, owner)
+            await server.let_roles_log_in()
+            self._state.database_url = owner
+            url = as_role(owner, "worker")
         self._env["ROLLBOOK_DATABASE_URL"] = url
-        await asyncio.to_thread(upgrade, url)
+        self._env.pop("ROLLBOOK_OWNER_DATABASE_URL", None)
         self._write()
 
     async def _temporal(self) -> None:

@@ -94,7 +94,7 @@ async def open_services(settings: Settings, role: str = "all") -> Services:
     register_settings(settings)
     return Services(
         settings=settings,
-        ledger=Ledger.connect(ledger_url(settings), pool_size=settings.ledger_connections),
+        ledger=Ledger.connect(ledger_url(settings, "worker"), pool_size=settings.ledger_connections),
         artifacts=ArtifactStore.open(settings.artifacts),
         providers=open_enabled(settings),
         evaluator=await _evaluator(role),

@@ -18,7 +18,7 @@ import pytest
 
 from rollbook.cli import main, submit
 from tests.support.ledger import behind_the_guards
-from tests.support.system import System, null_spec, running_system, small_tasks, system_settings
+from tests.support.system import System, as_login, null_spec, running_system, small_tasks, system_settings
 
 FIVE = {f"t{number:03d}" for number in range(5)}
 
@@ -50,7 +50,7 @@ Rollbook = Callable[..., Awaitable[Shown]]
 @pytest.fixture
 def environment(system: System, temporal_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CLI finds this module's servers the way it finds any: by variables."""
-    for name, value in system.settings.environment().items():
+    for name, value in as_login(system.settings, "operator").environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TEMPORAL_ADDRESS", temporal_address)
 

@@ -15,7 +15,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from models.identity import scoped_group_id, scoped_rollout_id
 from rollbook.cli import main
-from tests.support.system import System, null_spec, running_system, small_tasks, system_settings
+from tests.support.system import System, as_login, null_spec, running_system, small_tasks, system_settings
 from tests.support.waiting import until
 
 SLOW = {"policy": {"kind": "noop", "waits": 3000}, "limits": {"max_steps": 1000}}
@@ -144,7 +144,7 @@ async def test_a_running_batch_meets_another_contract(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`rollbook submit` refuses with the difference; the plain start does not reach the ledger: the id is taken."""
-    for name, value in system.settings.environment().items():
+    for name, value in as_login(system.settings, "operator").environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TEMPORAL_ADDRESS", temporal_address)
     spec = null_spec("four", **SLOW)

@@ -81,7 +81,7 @@ async def _assert_works(settings: Settings) -> None:
     """Temporal answers with our attributes, the ledger takes SQL, the artifact server serves."""
     client = await Client.connect(**temporal_connect_config(settings))
     assert [w async for w in client.list_workflows('RolloutBatch = "b" AND RolloutAdmitted = true')] == []
-    url = ledger_url(settings).replace("+psycopg", "")
+    url = ledger_url(settings, "operator").replace("+psycopg", "")
     async with await psycopg.AsyncConnection.connect(url) as connection:
         row = await (await connection.execute("SELECT current_database()")).fetchone()
     assert row == ("rollbook",)
@@ -90,9 +90,21 @@ async def _assert_works(settings: Settings) -> None:
     assert answer.status_code == 200
 
 
+async def _logins(settings: Settings) -> set[str]:
+    """The logins that are connected to the ledger, besides this question's."""
+    async with await psycopg.AsyncConnection.connect(
+        ledger_url(settings, "owner").replace("+psycopg", "")
+    ) as connection:
+        asked = await connection.execute(
+            "SELECT usename FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        return {name for (name,) in await asked.fetchall()}
+
+
 async def test_up_is_idempotent_and_down_leaves_nothing(settings: Settings) -> None:
     first = await up(settings, log=_quiet, engine=False)
     await _assert_works(settings)
+    assert await _logins(settings) <= {"rollbook_worker"}, "the owner migrates, and is gone"
     second = await up(settings, log=_quiet, engine=False)
     assert _refs(first) == _refs(second)
     assert (await ps(settings)).healthy
@@ -109,14 +121,18 @@ async def test_data_and_ports_survive_down_and_up(settings: Settings) -> None:
     first = await up(settings, log=_quiet, engine=False)
     client = await Client.connect(**temporal_connect_config(settings))
     await client.start_workflow("Nobody", id="kept", task_queue="nobody")
-    async with await psycopg.AsyncConnection.connect(ledger_url(settings).replace("+psycopg", "")) as connection:
+    async with await psycopg.AsyncConnection.connect(
+        ledger_url(settings, "owner").replace("+psycopg", "")
+    ) as connection:
         await connection.execute("CREATE TABLE kept AS SELECT 7 AS n")
     await down(settings, log=_quiet)
     second = await up(settings, log=_quiet, engine=False)
     assert second.ports == first.ports
     client = await Client.connect(**temporal_connect_config(settings))
     assert (await client.get_workflow_handle("kept").describe()).id == "kept"
-    async with await psycopg.AsyncConnection.connect(ledger_url(settings).replace("+psycopg", "")) as connection:
+    async with await psycopg.AsyncConnection.connect(
+        ledger_url(settings, "owner").replace("+psycopg", "")
+    ) as connection:
         assert await (await connection.execute("SELECT n FROM kept")).fetchall() == [(7,)]
 
 
@@ -200,7 +216,7 @@ async def test_an_external_ledger_starts_no_postgres(directory: Path, database_u
     state = await up(chosen, log=_quiet, engine=False)
     try:
         assert "postgres" not in state.children
-        assert ledger_url(chosen) == database_url
+        assert ledger_url(chosen, "owner") == database_url
         assert database_url not in StateDir.of(chosen).state_file.read_text()
     finally:
         await down(chosen, log=_quiet)

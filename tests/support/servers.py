@@ -18,7 +18,7 @@ from docker.models.networks import Network
 from psycopg import sql
 
 from rollbook.sandboxes.docker.network import remove_networks
-from rollbook.stack.postgres import PostgresServer
+from rollbook.stack.postgres import PostgresServer, allow_logins
 from rollbook.stack.processes import free_port
 from rollbook.stack.servers import TemporalServer
 
@@ -29,6 +29,7 @@ __all__ = [
     "clone_database",
     "containers_of",
     "deployments_of",
+    "let_roles_log_in",
     "networks_of",
     "new_postgres",
     "new_temporal",
@@ -69,6 +70,12 @@ async def clone_database(server: PostgresServer, template: str, name: str) -> st
         # The migrations revoke this too, but Postgres does not copy the privileges of a database itself.
         await connection.execute(sql.SQL("REVOKE TEMPORARY ON DATABASE {} FROM PUBLIC").format(sql.Identifier(name)))
     return server.url(name)
+
+
+async def let_roles_log_in(url: str) -> None:
+    """Let the roles of a test's Postgres at the owner's `url` log in, as the local stack does after its migrations."""
+    async with await psycopg.AsyncConnection.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        await allow_logins(connection)
 
 
 def new_temporal(directory: Path, port: int | None = None, ui_port: int | None = None) -> TemporalServer:

@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 from temporalio.client import Client, WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 
 from models import names
 from models.batch import BatchResult
+from models.identity import canonical_json
 from rollbook.artifacts import ArtifactStore
+from rollbook.config.connections import LedgerRole, as_role
 from rollbook.config.settings import PROJECT_ROOT, Settings, load_settings
 from rollbook.ledger import Ledger
 from rollbook.ledger.migrate import upgrade
@@ -28,6 +33,7 @@ from rollbook.policies.scripted import read_script
 from rollbook.temporal.namespace import worker_identity
 from rollbook.temporal.plugin import RollbookPlugin
 from rollbook.worker.services import Services, open_services
+from tests.support.servers import let_roles_log_in
 
 NULL_DESKTOP = {"provider": "null"}
 NO_PAUSES = {"after_setup_s": 0, "after_action_s": 0, "before_evaluation_s": 0}
@@ -59,10 +65,8 @@ class System:
     settings: Settings
     services: Services
     client: Client
-
-    @property
-    def ledger(self) -> Ledger:
-        return self.services.ledger
+    ledger: Ledger
+    """As the owner of the tables; the services are workers and connect as such."""
 
     @property
     def artifacts(self) -> ArtifactStore:
@@ -121,16 +125,28 @@ async def running_system(settings: Settings, temporal_address: str, *, workers: 
     from worker_main import make_worker, queues
 
     assert settings.database_url is not None
-    await asyncio.to_thread(upgrade, settings.database_url.get_secret_value())
+    url = settings.database_url.get_secret_value()
+    await asyncio.to_thread(upgrade, url)
+    await let_roles_log_in(url)
     async with AsyncExitStack() as stack:
-        services = await open_services(settings)
+        # no pool: tests kill Postgres, and the test's own connections must not notice
+        ledger = Ledger(create_async_engine(url, poolclass=NullPool, json_serializer=canonical_json))
+        stack.push_async_callback(ledger.aclose)
+        services = await open_services(as_login(settings, "worker"))
         stack.push_async_callback(services.close)
         identity = worker_identity(settings.deployment_id)
         client = await Client.connect(temporal_address, plugins=[RollbookPlugin()], identity=identity)
         if workers:
             for queue, work in queues("all", services, client).items():
                 await stack.enter_async_context(make_worker(client, queue, work, settings))
-        yield System(settings, services, client)
+        yield System(settings, services, client, ledger)
+
+
+def as_login(settings: Settings, role: LedgerRole) -> Settings:
+    """The settings of a process that connects to the ledger as a role, as in the local stack."""
+    assert settings.database_url is not None
+    url = as_role(settings.database_url.get_secret_value(), role)
+    return settings.model_copy(update={"database_url": SecretStr(url)})
 
 
 class WorkerProcess:
@@ -156,7 +172,7 @@ class WorkerProcess:
         """Settings as variables."""
         return {
             **os.environ,
-            **self._settings.environment(),
+            **as_login(self._settings, "worker").environment(),
             "TEMPORAL_ADDRESS": self._address,
             "ROLLBOOK_READY_FILE": str(self.ready_file),
             **self._environment,

@@ -2,16 +2,20 @@
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from rollbook.config.connections import ledger_url, temporal_connect_config
+from rollbook.config.connections import LedgerRole, ledger_url, temporal_connect_config
 from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError
 from rollbook.stack.lifecycle import ps
 from rollbook.stack.processes import ProcessRef
 from rollbook.stack.state import ChildState, StackState, StateDir
+
+ROLES: tuple[LedgerRole, ...] = get_args(LedgerRole)
 
 
 def _state(running: bool = True) -> StackState:
@@ -90,7 +94,10 @@ def test_connections_come_from_the_running_stack(settings: Settings) -> None:
     directory.create()
     directory.write(_state())
     assert temporal_connect_config(settings)["target_host"] == "127.0.0.1:7299"
-    assert ledger_url(settings).endswith("host=/x")
+    urls = {role: ledger_url(settings, role) for role in ROLES}
+    assert urls["owner"] == "postgresql+psycopg://rollbook@/rollbook?host=/x"
+    for role in ROLES[1:]:
+        assert urls[role] == f"postgresql+psycopg://rollbook_{role}@/rollbook?host=/x"
 
 
 def test_explicit_connections_win(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +109,13 @@ def test_explicit_connections_win(settings: Settings, monkeypatch: pytest.Monkey
     config = temporal_connect_config(settings)
     assert (config["target_host"], config["namespace"]) == ("temporal.example:7233", "osworld")
     own = settings.model_copy(update={"database_url": load_settings(database_url="postgres://h/l").database_url})
-    assert ledger_url(own) == "postgresql+psycopg://h/l"
+    assert {ledger_url(own, role) for role in ROLES} == {"postgresql+psycopg://h/l"}
+    migrated = load_settings(database_url="postgres://app@h/l", owner_database_url="postgres://boss@h/l")
+    assert ledger_url(migrated, "owner") == "postgresql+psycopg://boss@h/l"
+    assert {ledger_url(migrated, role) for role in ROLES[1:]} == {"postgresql+psycopg://app@h/l"}
 
 
-@pytest.mark.parametrize("find", [temporal_connect_config, ledger_url])
+@pytest.mark.parametrize("find", [temporal_connect_config, partial(ledger_url, role="worker")])
 def test_nothing_configured_and_nothing_running_says_what_to_do(settings: Settings, find: object) -> None:
     directory = StateDir.of(settings)
     directory.create()

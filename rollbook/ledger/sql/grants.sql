@@ -1,6 +1,7 @@
--- Least privilege: `rollbook_worker` runs episodes, `rollbook_reader` reads the views and nothing else.
+-- Least privilege: `rollbook_worker` runs episodes, `rollbook_operator` is for people's commands, `rollbook_reader` reads
+-- the views and nothing else. None of them may change a recorded fact, or owns anything.
 --
--- Group roles without login: grant them to the users of a deployment. Where the migrating user may not create roles,
+-- Group roles without login: grant them to the users of a deployment (the local stack lets them log in). Where the migrating user may not create roles,
 -- they are left out; create them once by hand and migrate again.
 
 DO $$
@@ -13,7 +14,7 @@ BEGIN
         EXECUTE format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
     END IF;
 
-    FOREACH role_ IN ARRAY ARRAY['rollbook_worker', 'rollbook_reader'] LOOP
+    FOREACH role_ IN ARRAY ARRAY['rollbook_worker', 'rollbook_operator', 'rollbook_reader'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role_) THEN
             BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', role_);
@@ -38,6 +39,19 @@ BEGIN
         GRANT UPDATE (sandbox_id, state, nonce, isolation, view_url, started_at, lease_until, stopped_at, stop_reason)
             ON sandbox TO rollbook_worker;
         GRANT UPDATE (seen, first_at, last_at) ON sighting TO rollbook_worker;
+    END IF;
+
+    -- Registers task sets and scripts, decides, requests reruns, imports finished results, ends leases. It runs nothing:
+    -- no model call, no turn and no evaluation can come from it.
+    IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'rollbook_operator') THEN
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO rollbook_operator', current_schema());
+        EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO rollbook_operator', current_schema());
+        GRANT INSERT ON artifact, task, task_set, task_set_member, policy_script, policy_script_name, batch,
+            registration, rollout, rerun_request, attempt, outcome, admission TO rollbook_operator;
+        GRANT UPDATE (paused, frozen, stopping, cancelling, control_reason, launch_id, closed_at)
+            ON batch TO rollbook_operator;
+        GRANT UPDATE (state, current_attempt, selected_attempt) ON rollout TO rollbook_operator;
+        GRANT UPDATE (state, stopped_at, stop_reason) ON sandbox TO rollbook_operator;
     END IF;
 
     IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'rollbook_reader') THEN
