@@ -222,8 +222,10 @@ class Episode:
             attempt=state.attempt, desktop=state.desktop, terminal_action=state.terminal_action, files=state.files
         )
         state.evaluation = await settled(call.evaluate(request))
-        if state.evaluation.reason is not None:
-            state.fail(state.evaluation.reason, state.evaluation.detail, state.evaluation.guest_failed)
+        if (reason := state.evaluation.reason) is not None:
+            if reason is Infra.DESKTOP_BROKEN and not state.acted:
+                reason = Infra.EVALUATOR_ERROR  # the agent left the desktop as it was: the task's own evaluation fails
+            state.fail(reason, state.evaluation.detail, state.evaluation.guest_failed)
 
     async def _while_frozen(self, call: EpisodeActivities) -> None:
         """Wait for `thaw`, renewing the desktop's lease meanwhile."""

@@ -29,6 +29,7 @@ from rollbook.errors import (
 from rollbook.guest.http import SERVICE_PORTS, Endpoint
 from rollbook.osworld.cache_files import collect, restore, written_by
 from rollbook.osworld.environment import EvaluatorEnv
+from rollbook.osworld.results import BROKEN_BY_GUEST
 from rollbook.osworld.runner import PhaseResult, cache_dir, run_phase
 
 LOG_LIMIT_BYTES = 4 * 2**20
@@ -104,6 +105,8 @@ class HttpDriver:
         result = await self._run("postconfig", job, endpoints, None, note)
         if self._lost(result):
             raise SandboxLost(f"the desktop died during postconfig: {_words(result)}")
+        if result.error_type in BROKEN_BY_GUEST:
+            raise DesktopBroken(f"postconfig failed: {_words(result)}")
         if result.status != "ok" or result.value is not True:
             raise EvaluatorError(f"postconfig failed: {_words(result)}", guest_failed=result.guest_failed)
         return await self._finish("postconfig", job, names, keep)
@@ -186,6 +189,8 @@ class HttpDriver:
         """Return the reason why a result is not a score; (None, "") when it is one."""
         if self._lost(result):
             return Infra.SANDBOX_LOST, f"the desktop died before or during evaluation: {_words(result)}"
+        if result.error_type in BROKEN_BY_GUEST:
+            return Infra.DESKTOP_BROKEN, _words(result)
         if result.status != "ok" or result.value is None:
             return Infra.EVALUATOR_ERROR, _words(result)
         return None, ""

@@ -9,6 +9,8 @@ from typing import TextIO
 
 import aiohttp
 
+from rollbook.guest.http import Control
+
 PATH_LIMIT = 300
 """Characters of a path (query included) that are kept."""
 
@@ -23,6 +25,7 @@ class Outcome(StrEnum):
     UNREACHABLE = "unreachable"  # no route, no name, TLS failure
     RESET = "reset"  # the connection broke before the reply was complete
     TIMEOUT = "timeout"  # no byte came for too long
+    TOO_LONG = "too_long"  # more bytes came than any reply may have; broken off
     ABANDONED = "abandoned"  # the client gave up before the reply was complete
     REDIRECTED = "redirected"  # answered 300..399: not passed on, since it would lead the client elsewhere
     GARBLED = "garbled"  # answered completely, but in a form that this route of a guest never has
@@ -53,6 +56,8 @@ class Exchange:
     """The error text; empty when answered."""
     killed: str = ""
     """The reason for which the guest killed the command that it was asked to run; empty when it did not."""
+    control: Control = ""
+    """The end of its control exchange."""
 
     @property
     def answered(self) -> bool:
@@ -61,8 +66,16 @@ class Exchange:
 
     @property
     def delivery_failed(self) -> bool:
-        """True when the guest did not answer: no usable reply, or one of a gateway (502, 503, 504)."""
-        return not self.answered or self.status in (502, 503, 504)
+        """True when the guest did not answer: no usable reply, or one of a gateway (502, 503, 504).
+
+        Not if it failed at this file or command only.
+        """
+        return self.control != "passed" and (not self.answered or self.status in (502, 503, 504))
+
+    @property
+    def guest_broke(self) -> bool:
+        """True when the guest does answer, and cannot do what every sound guest can."""
+        return self.control == "refused"
 
 
 class ExchangeLog:
@@ -74,6 +87,9 @@ class ExchangeLog:
     def __init__(self, keep: int = 200, file: TextIO | None = None) -> None:
         self.counts: Counter[tuple[int, Outcome]] = Counter()
         self.undelivered: Counter[int] = Counter()
+        self.unexplained: Counter[int] = Counter()
+        """Per port: replies with 500 or above that are not a fact about one file or command."""
+        self.broken: deque[Exchange] = deque(maxlen=keep)
         self.failures: deque[Exchange] = deque(maxlen=keep)
         self.killed: deque[Exchange] = deque(maxlen=keep)
         self._file = file
@@ -92,8 +108,12 @@ class ExchangeLog:
             self.failures.append(exchange)
         if exchange.killed:
             self.killed.append(exchange)
+        if exchange.guest_broke:
+            self.broken.append(exchange)
         if exchange.delivery_failed:
             self.undelivered[exchange.port] += 1
+        if exchange.outcome is Outcome.HTTP_5XX and exchange.control != "passed":
+            self.unexplained[exchange.port] += 1
         if self._file is not None:
             self._file.write(json.dumps(asdict(exchange)) + "\n")
 

@@ -14,7 +14,7 @@ import re
 import signal
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ from rollbook.guest.exchanges import (
     refused_upgrade,
     stay_here,
 )
-from rollbook.guest.http import CHROMIUM_PORT, GUEST_PORT, TIMED_OUT, Endpoint, parse_guest_json
+from rollbook.guest.http import CHROMIUM_PORT, CONTROLS, GUEST_PORT, TIMED_OUT, Control, Endpoint, parse_guest_json
 
 # Rules of the forwarder that need no socket: URLs and headers of requests, and checks of replies.
 #
@@ -272,6 +272,10 @@ def _unpacked(body: bytes) -> tuple[bytes, bool]:
 
 
 _LISTING_LIMIT = 16 * 2**20
+MAX_REPLY_BYTES = 512 * 2**20
+"""Longest reply of a guest server that is passed on; a guest can send without end."""
+_DOUBTFUL = frozenset({Outcome.HTTP_5XX, Outcome.TIMEOUT, Outcome.TOO_LONG, Outcome.ABANDONED})
+"""Ends after which a control exchange decides if the guest failed, or only this file or command."""
 _KEEP_AS_SENT = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
@@ -284,11 +288,14 @@ class _Record:
     path: str
     started: float
     clock: float
+    route: str = ""
+    """The path without query."""
     status: int | None = None
     received: int = 0
     outcome: Outcome = Outcome.BROKEN
     detail: str = ""
     killed: str = ""
+    control: Control = ""
 
     def ended(self, outcome: Outcome, error: BaseException | str | None = None) -> None:
         self.outcome = outcome
@@ -298,7 +305,7 @@ class _Record:
     def exchange(self) -> Exchange:
         return Exchange(
             self.port, self.method, self.path[:PATH_LIMIT], self.outcome, self.status, self.started,
-            time.monotonic() - self.clock, self.received, self.detail, self.killed,
+            time.monotonic() - self.clock, self.received, self.detail, self.killed, self.control,
         )  # fmt: skip
 
 
@@ -312,7 +319,8 @@ class Forwarder:
     ```
 
     `socket_dir` adds a unix socket `<port>.sock` per port, for clients without a network. `on_exchange` is called
-    with each finished exchange, on the event loop.
+    with each finished exchange, on the event loop. `control` is asked with the path of each exchange about a file or a
+    command that failed, before the client gets its answer; `settle` waits for those whose client did not wait.
     """
 
     def __init__(
@@ -323,7 +331,9 @@ class Forwarder:
         socket_dir: Path | None = None,
         connect_timeout_s: float = 10.0,
         idle_timeout_s: float = 1830.0,
+        file_idle_timeout_s: float | None = None,
         on_exchange: Callable[[Exchange], None] | None = None,
+        control: Callable[[str], Awaitable[Control]] | None = None,
     ) -> None:
         self.log = log or ExchangeLog()
         self.ports: dict[int, int] = {}
@@ -331,7 +341,12 @@ class Forwarder:
         self._endpoints = dict(endpoints)
         self._socket_dir = socket_dir
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=idle_timeout_s)
+        self._file_timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=connect_timeout_s, sock_read=file_idle_timeout_s or idle_timeout_s
+        )
         self._on_exchange = on_exchange
+        self._ask = control
+        self._late: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -357,6 +372,11 @@ class Forwarder:
     ) -> None:
         await self._stack.aclose()
 
+    async def settle(self) -> None:
+        """Wait for the control exchanges that are under way."""
+        while self._late:
+            await asyncio.wait(self._late)
+
     async def _listen(self, stack: AsyncExitStack, port: int, endpoint: Endpoint) -> None:
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             return await self._serve(port, endpoint, request)
@@ -375,7 +395,7 @@ class Forwarder:
             self.sockets[port] = path
 
     async def _serve(self, port: int, endpoint: Endpoint, request: web.BaseRequest) -> web.StreamResponse:
-        record = _Record(port, request.method, request.raw_path, time.time(), time.monotonic())
+        record = _Record(port, request.method, request.raw_path, time.time(), time.monotonic(), route=request.path)
         try:
             if request.headers.get("Upgrade", "").lower() == "websocket":
                 record.method = "WEBSOCKET"
@@ -386,10 +406,33 @@ class Forwarder:
                 record.ended(Outcome.ABANDONED)
             raise
         finally:
-            exchange = record.exchange()
-            self.log.add(exchange)
-            if self._on_exchange is not None:
-                self._on_exchange(exchange)
+            if self._controlled(record):  # its client hung up: so there is no answer to hold back
+                late = asyncio.create_task(self._note_controlled(record))
+                self._late.add(late)
+                late.add_done_callback(self._late.discard)
+            else:
+                self._note(record)
+
+    def _note(self, record: _Record) -> None:
+        exchange = record.exchange()
+        self.log.add(exchange)
+        if self._on_exchange is not None:
+            self._on_exchange(exchange)
+
+    def _controlled(self, record: _Record) -> bool:
+        """Return whether the exchange needs a control exchange and has had none."""
+        if self._ask is None or record.control or record.port != GUEST_PORT or record.status in (502, 503, 504):
+            return False
+        return record.route in CONTROLS and record.outcome in _DOUBTFUL
+
+    async def _control(self, record: _Record) -> None:
+        if self._controlled(record):
+            assert self._ask is not None
+            record.control = await self._ask(record.route)
+
+    async def _note_controlled(self, record: _Record) -> None:
+        await self._control(record)
+        self._note(record)
 
     async def _http(self, record: _Record, endpoint: Endpoint, request: web.BaseRequest) -> web.StreamResponse:
         try:
@@ -400,9 +443,11 @@ class Forwarder:
                 data=request.content if request.body_exists else None,
                 skip_auto_headers=_KEEP_AS_SENT,
                 allow_redirects=False,
+                timeout=self._file_timeout if record.route == "/file" else self._timeout,
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             record.ended(failure_outcome(error), error)
+            await self._control(record)
             return _bad_gateway(record)
         try:
             record.status = reply.status
@@ -411,9 +456,29 @@ class Forwarder:
                 return _bad_gateway(record)
             if is_cdp_listing(record.port, request.path):
                 return await self._listing(record, endpoint, request, reply)
+            if reply.status >= 500 and self._ask is not None:
+                return await self._refusal(record, request, reply)
             return await self._stream(record, request, reply)
         finally:
             reply.close()
+
+    async def _refusal(
+        self, record: _Record, request: web.BaseRequest, reply: aiohttp.ClientResponse
+    ) -> web.StreamResponse:
+        """A reply with 500 or above: passed on when it is known what it means."""
+        check = ReplyCheck(record.port, request.path, reply.status, reply.headers.get("Content-Encoding", ""))
+        body = bytearray()
+        while len(body) < _LISTING_LIMIT and (chunk := await _next_chunk(record, reply)):
+            check.feed(chunk)
+            body += chunk
+        if record.outcome is Outcome.BROKEN:
+            _whole(record, reply.status, check)
+        await self._control(record)
+        if record.outcome is not Outcome.HTTP_5XX:
+            return _bad_gateway(record)
+        headers = reply_headers(reply.headers)
+        headers.popall("Content-Length", None)
+        return web.Response(status=reply.status, body=bytes(body), headers=headers)
 
     async def _stream(
         self, record: _Record, request: web.BaseRequest, reply: aiohttp.ClientResponse
@@ -436,7 +501,9 @@ class Forwarder:
             return response
         if record.outcome is Outcome.BROKEN:
             _whole(record, reply.status, check)
-        elif request.transport is not None:
+            return response
+        await self._control(record)
+        if request.transport is not None:
             request.transport.abort()  # the guest broke off: the client must not take this reply for a whole one
         return response
 
@@ -497,6 +564,9 @@ async def _next_chunk(record: _Record, reply: aiohttp.ClientResponse) -> bytes:
         record.ended(failure_outcome(error, connected=True), error)
         return b""
     record.received += len(chunk)
+    if record.port == GUEST_PORT and record.received > MAX_REPLY_BYTES:
+        record.ended(Outcome.TOO_LONG, f"more than {MAX_REPLY_BYTES} bytes")
+        return b""
     return chunk
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 from PIL import Image
@@ -180,14 +180,50 @@ async def guest_trouble(endpoint: Endpoint, nonce: str, timeout_s: float = 15.0)
     return trouble
 
 
+Control = Literal["", "passed", "refused", "unanswered"]
+"""The end of the same kind of request about a known file or a trivial command, made right after one that failed: it was
+not made; the guest can do it, so that the failure is a fact about what was asked for; the guest answers and cannot; it
+does not answer."""
+
+_TRUE: dict[str, Any] = {"command": ["true"], "shell": False}
+KNOWN_FILE = "/etc/hostname"
+
+CONTROLS: Mapping[str, dict[str, Any]] = {
+    "/execute": {"json": _TRUE},
+    "/setup/execute": {"json": _TRUE},
+    "/setup/execute_with_verification": {"json": _TRUE | {"verification": {}}},
+    "/run_python": {"json": {"code": "pass"}},
+    "/run_bash_script": {"json": {"script": "true", "timeout": 30}},
+    "/file": {"data": {"file_path": KNOWN_FILE}},
+}
+"""Per route about one file or one command: the same request about something that every sound guest has."""
+
+
+async def control_exchange(endpoint: Endpoint, path: str, nonce: str, timeout_s: float = 30.0) -> Control:
+    """Ask the guest with this `nonce` for a known file or a trivial command over the route `path` of `CONTROLS`."""
+    try:
+        if await read_nonce(endpoint, timeout_s) != nonce:
+            return "unanswered"
+        async with guest_http(endpoint, timeout=httpx.Timeout(timeout_s)) as client:
+            status, reply = await _ask(client, "POST", path, timeout_s, **CONTROLS[path])
+    except (httpx.HTTPError, SandboxLost):
+        return "unanswered"
+    if status != 200:
+        return "refused"
+    if path == "/file":
+        return "passed"
+    answer = parse_guest_json(reply)
+    codes = [answer.get(name) for name in ("returncode", "return_code")] if isinstance(answer, dict) else []
+    return "passed" if 0 in codes else "refused"
+
+
 async def _trouble(endpoint: Endpoint, nonce: str, timeout_s: float) -> str:
     if (answered := await read_nonce(endpoint, timeout_s)) != nonce:
         return f"another boot of the guest answers: {answered:.60} instead of {nonce:.60}"
+    for path, task in (("/execute", "run `true`"), ("/file", f"read {KNOWN_FILE}")):
+        if (control := await control_exchange(endpoint, path, nonce, timeout_s)) != "passed":
+            return f"its guest server cannot {task}: {control}"
     async with guest_http(endpoint, timeout=httpx.Timeout(timeout_s)) as client:
-        status, reply = await _ask(client, "POST", "/execute", timeout_s, json={"command": ["true"], "shell": False})
-        answer = parse_guest_json(reply)
-        if status != 200 or not isinstance(answer, dict) or answer.get("returncode") != 0:
-            return f"its guest server cannot run `true`: HTTP {status} {reply[:200].decode(errors='replace')}"
         size = max_screenshot_bytes(None)
         status, png = await ask_guest(client, "GET", "/screenshot", max_bytes=size, total_s=timeout_s)
         if status != 200 or not png.startswith(PNG_MAGIC):

@@ -1,5 +1,6 @@
 """Results of a phase of setup or evaluation, and the rules that derive them from facts."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,11 @@ Network = Literal["none", "host"]
 CLOSED_APPLICATION = frozenset({Outcome.REFUSED, Outcome.RESET})
 """Ends of an exchange with Chromium or VLC whose application is closed: nothing listens, or what passes the port
 on (Docker's proxy) takes the connection and drops it. After other failures the application's state is unknown."""
+
+
+BROKEN_BY_GUEST = frozenset({"GuestBroken", "CommandKilled", "MemoryLimit", "PhaseTimeout"})
+"""Errors of postconfig and evaluation by what the guest supplied: it cannot do what each sound guest can, or it
+exhausted a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +129,17 @@ def _guest_verdict(phase: Phase, run: ChildRun, log: ExchangeLog, guest: GuestCh
     if not guest.same:
         message = f"another guest answers: {guest.after} instead of {guest.expected}"
         return Verdict(status, None, "GuestReplaced", message, guest_failed=True)
+    if log.broken and phase != "prepare":
+        # it answers, and cannot even read a known file or run `true`: that comes from inside
+        return Verdict(status, None, "GuestBroken", _words_of("failed, and so did their controls", log.broken))
     undelivered = log.undelivered[GUEST_PORT]
     if run.answer is None:  # the evaluator ended in the middle of what it asked: that is not the guest's doing
         undelivered -= log.count(GUEST_PORT, Outcome.ABANDONED)
     if undelivered:
         return Verdict(status, None, "GuestExchangeFailed", _failed_exchanges(log), guest_failed=True)
-    if phase == "evaluate" and log.count(GUEST_PORT, Outcome.HTTP_5XX):
+    if phase == "evaluate" and log.unexplained[GUEST_PORT]:
         # In setup a 500 is the stock guest's way to say that a command or file does not exist. Here metrics take
-        # what is missing for a 0, and a 500 of a failing guest server looks the same.
+        # what is missing for a 0: so it must be known that nothing else failed.
         return Verdict(status, None, "GuestExchangeFailed", _failed_exchanges(log), guest_failed=True)
     if phase == "evaluate" and _inconclusive_exchanges(log, died=run.answer is None):
         return Verdict(status, None, "GuestExchangeFailed", _failed_exchanges(log), guest_failed=True)
@@ -141,7 +150,7 @@ def _killed_commands(phase: Phase, log: ExchangeLog) -> str:
     """Commands that were killed, in words; OSWorld's code takes them for done, and what they printed for an answer.
 
     In setup and postconfig every kill counts. In evaluation a command at its limit is a fact about what the agent left,
-    but a desktop without memory shows nothing of it.
+    but a desktop without memory shows nothing of it. The desktop is broken then, see `BROKEN_BY_GUEST`.
     """
     killed = [one for one in log.killed if phase != "evaluate" or one.killed != "at its limit"]
     lines = [f"{one.method} {one.path}: the command was killed {one.killed}" for one in killed]
@@ -170,16 +179,20 @@ def _score_verdict(answer: dict[str, Any]) -> Verdict:
 
 def _failed_exchanges(log: ExchangeLog) -> str:
     bad = [e for e in log.failures if _is_failed(e)]
+    return _words_of("with the guest failed", bad)
+
+
+def _words_of(problem: str, exchanges: Iterable[Exchange]) -> str:
     lines = [
         f"{e.method} {e.path} on port {e.port}: {e.outcome}{f' {e.status}' if e.status else ''} {e.detail}".strip()
-        for e in bad
+        for e in exchanges
     ]
-    return f"{len(bad)} exchange(s) with the guest failed: " + "; ".join(lines[:5])
+    return f"{len(lines)} exchange(s) {problem}: " + "; ".join(lines[:5])
 
 
 def _is_failed(exchange: Exchange) -> bool:
     if exchange.port == GUEST_PORT:
-        return exchange.delivery_failed or exchange.outcome is Outcome.HTTP_5XX
+        return exchange.delivery_failed or (exchange.outcome is Outcome.HTTP_5XX and exchange.control != "passed")
     return not exchange.answered and exchange.outcome not in CLOSED_APPLICATION
 
 

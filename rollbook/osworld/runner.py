@@ -25,7 +25,7 @@ from rollbook.config.osworld import evaluator_settings
 from rollbook.errors import InvalidInput, SandboxLost
 from rollbook.guest.exchanges import Exchange, ExchangeLog, Outcome
 from rollbook.guest.forwarder import Forwarder
-from rollbook.guest.http import CHROMIUM_PORT, GUEST_PORT, VLC_PORT, Endpoint, read_nonce
+from rollbook.guest.http import CHROMIUM_PORT, GUEST_PORT, VLC_PORT, Control, Endpoint, control_exchange, read_nonce
 from rollbook.osworld.cache_files import missing_downloads, read_regular
 from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.osworld.isolation import Directories, Isolation, choose_isolation
@@ -44,6 +44,9 @@ FAILURES_KEPT = 50
 IDLE_TIMEOUT_S: dict[Phase, float] = {"prepare": 1830.0, "postconfig": 1830.0, "evaluate": 300.0}
 """Seconds without a byte from the guest before an exchange counts as timed out. A guest may take 1,800 s for `open`
 and 120 s for a command."""
+
+FILE_IDLE_TIMEOUT_S = 60.0
+"""The same for a file: it is there, or it cannot be read."""
 
 
 MARKER = "ROLLBOOK_EVALUATOR_RUN"
@@ -254,6 +257,9 @@ async def _run_child(job: _Job, isolation: Isolation, guest: GuestCheck) -> tupl
         if exchange.port == GUEST_PORT and exchange.delivery_failed and exchange.outcome is not Outcome.ABANDONED:
             suspicion.set()  # whatever the evaluator makes of it, it will not count: no need to wait for it
 
+    async def control(path: str) -> Control:
+        return await control_exchange(job.endpoints[GUEST_PORT], path, guest.expected or "")
+
     with tempfile.TemporaryDirectory(prefix="rollbook-") as sockets, _exchange_path(job).open("w") as lines:
         log = ExchangeLog(file=lines)
         public = Path(sockets) / "s"  # readable inside the isolation; its parent keeps everybody else out
@@ -263,7 +269,9 @@ async def _run_child(job: _Job, isolation: Isolation, guest: GuestCheck) -> tupl
             log=log,
             socket_dir=public if isolation.bridged else None,
             idle_timeout_s=IDLE_TIMEOUT_S[job.phase],
+            file_idle_timeout_s=FILE_IDLE_TIMEOUT_S,
             on_exchange=on_exchange,
+            control=control if job.phase == "evaluate" and guest.expected else None,
         ) as forwarder:
             directories = Directories(
                 job.work_dir, job.work_dir / "cache", job.work_dir / "home", job.work_dir / "out", public
@@ -276,6 +284,7 @@ async def _run_child(job: _Job, isolation: Isolation, guest: GuestCheck) -> tupl
                 )  # fmt: skip
                 async with child:
                     ended, code = await _watch(job, child, suspicion)
+                    await forwarder.settle()
                     log.close()
         answer = await asyncio.to_thread(_read_answer, directories.out / "result.json") if ended == "exited" else None
         return ChildRun(ended, code, answer if code == 0 else None), log

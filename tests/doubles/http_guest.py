@@ -10,9 +10,12 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
+from urllib.parse import unquote_plus
 
 import aiohttp
 from aiohttp import web
+
+from rollbook.guest.http import KNOWN_FILE
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -95,6 +98,28 @@ def timed_out(limit_s: float = 120.0) -> Handler:
 def no_program(path: str) -> Handler:
     """The answer of `/execute` to a program that does not exist."""
     return status(500, error_body(f"[Errno 2] No such file or directory: '{path}'"))
+
+
+def sound_but(bodies: HttpGuest, fault: Handler) -> Handler:
+    """A guest that fails as `fault` does at what it is asked for, and can run `true` and read a known file."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        body = bodies.seen[-1][3]
+        if KNOWN_FILE in unquote_plus(body.decode()):
+            return web.Response(body=b"desktop\n")
+        if request.path != "/file" and json.loads(body).get("command") == ["true"]:
+            return web.json_response(command(""))
+        return await fault(request)
+
+    return answer
+
+
+async def endless(request: web.BaseRequest) -> web.StreamResponse:
+    """Send as long as the client reads."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(bytes(65536))
 
 
 def status(code: int, body: Any = None) -> Handler:

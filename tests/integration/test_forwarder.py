@@ -1,6 +1,7 @@
 """The forwarder on real loopback sockets: what passes, and what each kind of failure is recorded as."""
 
 import asyncio
+import contextlib
 import gzip
 import hashlib
 import json
@@ -17,8 +18,8 @@ from yarl import URL
 from rollbook.errors import SandboxLost
 from rollbook.guest.exchanges import Exchange, Outcome
 from rollbook.guest.forwarder import Forwarder
-from rollbook.guest.http import Endpoint, read_nonce
-from tests.doubles.http_guest import HttpGuest, command, echo_socket, half, reset, silence, status
+from rollbook.guest.http import Control, Endpoint, read_nonce
+from tests.doubles.http_guest import HttpGuest, command, echo_socket, endless, half, reset, silence, status
 
 
 @pytest.fixture
@@ -55,6 +56,62 @@ async def forwarding(
         {port: endpoint}, idle_timeout_s=idle_timeout_s, socket_dir=socket_dir, on_exchange=recorded.append
     ) as forwarder:
         yield f"http://127.0.0.1:{forwarder.ports[port]}", recorded, forwarder
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"), [(silence, "timeout"), (endless, "too_long"), (status(500), "http_5xx"), (reset, "reset")]
+)
+@pytest.mark.parametrize("verdict", ["passed", "refused", "unanswered"])
+async def test_a_file_that_fails_is_compared_with_a_known_one(
+    guest: HttpGuest,
+    session: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Any,
+    outcome: str,
+    verdict: Control,
+) -> None:
+    """The control comes before the client's answer: whatever it does next, the record is complete."""
+    monkeypatch.setattr("rollbook.guest.forwarder.MAX_REPLY_BYTES", 1_000_000)
+    asked: list[str] = []
+
+    async def control(path: str) -> Control:
+        asked.append(path)
+        return verdict
+
+    guest.routes["/file"] = fault
+    recorded = Recorded()
+    endpoints = {5000: Endpoint(guest.url)}
+    async with Forwarder(endpoints, file_idle_timeout_s=0.5, on_exchange=recorded.append, control=control) as forwarder:
+        with contextlib.suppress(aiohttp.ClientError):
+            async with session.post(f"http://127.0.0.1:{forwarder.ports[5000]}/file") as reply:
+                assert reply.status >= 500 or fault is endless
+                await reply.read()
+        await recorded.reach(1)
+    compared = fault is not reset  # a broken connection is not about the file
+    assert (recorded[0].outcome, asked) == (outcome, ["/file"] if compared else [])
+    answered = outcome == "http_5xx"
+    assert recorded[0].delivery_failed is (not answered and not (compared and verdict == "passed"))
+    assert recorded[0].guest_broke is (compared and verdict == "refused")
+
+
+async def test_a_client_that_hangs_up_leaves_its_control_behind(
+    guest: HttpGuest, session: aiohttp.ClientSession
+) -> None:
+    """Canonical code waits 90 s for a command of Python, the guest 120 s."""
+
+    async def control(path: str) -> Control:
+        await asyncio.sleep(0.2)
+        return "passed"
+
+    guest.routes["/execute"] = silence
+    recorded = Recorded()
+    async with Forwarder({5000: Endpoint(guest.url)}, on_exchange=recorded.append, control=control) as forwarder:
+        url = f"http://127.0.0.1:{forwarder.ports[5000]}/execute"
+        with pytest.raises(TimeoutError):
+            await session.post(url, timeout=aiohttp.ClientTimeout(total=0.5))
+        await recorded.reach(1)
+        await forwarder.settle()
+    assert [(one.outcome, one.control, one.delivery_failed) for one in recorded] == [("abandoned", "passed", False)]
 
 
 async def test_bodies_pass_unchanged_both_ways(guest: HttpGuest, session: aiohttp.ClientSession) -> None:

@@ -132,9 +132,7 @@ async def test_an_infeasible_task_wants_fail(run: Run, action: str | None, score
     assert (result.status, result.value) == ("ok", score)
 
 
-async def test_what_the_stock_guest_answers_500_is_a_fact_of_setup_and_no_look_of_an_evaluator(
-    run: Run, desktop: Desktop
-) -> None:
+async def test_what_the_stock_guest_answers_500_is_a_fact_about_what_was_asked_for(run: Run, desktop: Desktop) -> None:
     task = asking("true")
     task["config"] = [{"type": "execute", "parameters": {"command": ["no-such-program"]}}]
     prepared = await run("prepare", task)
@@ -142,7 +140,11 @@ async def test_what_the_stock_guest_answers_500_is_a_fact_of_setup_and_no_look_o
     assert [(e.path, e.status) for e in prepared.failures] == [("/setup/execute", 500)]
     task["evaluator"]["result"] = {"type": "vm_command_line", "command": ["no-such-program"]}
     evaluated = await run("evaluate", task)
-    assert (evaluated.status, evaluated.value, evaluated.error_type) == ("failed", None, "GuestExchangeFailed")
+    assert (evaluated.status, evaluated.value) == ("ok", 0)
+    assert [(e.path, e.status, e.control) for e in evaluated.failures] == [("/execute", 500, "passed")]
+    await desktop.shell("echo password | sudo -S chmod 0 /usr/bin/true /bin/true")
+    evaluated = await run("evaluate", task)
+    assert (evaluated.status, evaluated.value, evaluated.error_type) == ("failed", None, "GuestBroken")
     assert evaluated.guest_alive_after is True
 
 

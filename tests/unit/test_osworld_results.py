@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rollbook.guest.exchanges import Exchange, ExchangeLog, Outcome
+from rollbook.guest.http import Control
 from rollbook.osworld.inside.phase import _score
 from rollbook.osworld.results import ChildRun, GuestCheck, Phase, Verdict, interpret_results
 
@@ -51,7 +52,21 @@ def test_an_undelivered_exchange_spoils_any_phase(phase: Phase, outcome: Outcome
     assert "POST /execute" in verdict.error_message
 
 
-def test_a_500_spoils_an_evaluation_but_is_a_fact_of_a_setup() -> None:
+@pytest.mark.parametrize(
+    ("outcome", "status"), [(Outcome.HTTP_5XX, 500), (Outcome.TIMEOUT, None), (Outcome.TOO_LONG, 200)]
+)
+def test_a_control_decides_whose_failure_it_was(outcome: Outcome, status: int | None) -> None:
+    def verdict(control: Control) -> Verdict:
+        made = log()
+        made.add(Exchange(5000, "POST", "/execute", outcome, status, 0.0, 0.0, 0, control=control))
+        return interpret_results("evaluate", SCORED, made, SAME)
+
+    assert verdict("passed") == Verdict("ok", 0.5)
+    assert (verdict("refused").error_type, verdict("refused").guest_failed) == ("GuestBroken", False)
+    assert (verdict("unanswered").error_type, verdict("unanswered").guest_failed) == ("GuestExchangeFailed", True)
+
+
+def test_a_500_without_a_control_spoils_an_evaluation_but_is_a_fact_of_a_setup() -> None:
     evaluated = interpret_results("evaluate", SCORED, log((5000, Outcome.HTTP_5XX, 500)), SAME)
     assert (evaluated.status, evaluated.value, evaluated.guest_failed) == ("failed", None, True)
     assert interpret_results("prepare", SET_UP, log((5000, Outcome.HTTP_5XX, 500)), SAME) == Verdict("ok", True)

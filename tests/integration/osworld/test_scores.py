@@ -18,7 +18,7 @@ from rollbook.guest.http import Endpoint
 from rollbook.osworld import runner
 from rollbook.osworld.capabilities import capabilities, survey
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment, verify_unmodified
-from tests.doubles.http_guest import HttpGuest, command, half, reset, silence, status, timed_out
+from tests.doubles.http_guest import HttpGuest, command, half, no_program, reset, silence, sound_but, status, timed_out
 from tests.support.osworld import (
     TASK_ID,
     Run,
@@ -125,7 +125,33 @@ async def test_a_500_that_setup_only_logs_shows_in_the_record(run: Run, guest: H
     assert [json.loads(line)["path"] for line in lines] == ["/terminal", "/setup/launch"]
 
 
-@pytest.mark.parametrize("fault", [status(500), status(502), reset, half])
+@pytest.mark.parametrize("fault", [no_program("ask"), timed_out(), status(500)])
+async def test_a_command_that_fails_in_a_sound_guest_is_a_fact_about_it(run: Run, guest: HttpGuest, fault: Any) -> None:
+    """As OSWorld scores it. It gave a mask and two more desktops to who removed the program, or made it hang."""
+    guest.routes["/execute"] = sound_but(guest, fault)
+    result = await run("evaluate", task())
+    assert (result.status, result.value, result.guest_failed) == ("ok", 0.0, False)
+    assert [(one.status, one.control) for one in result.failures] == [(500, "passed")]
+
+
+async def test_a_guest_that_cannot_run_anything_is_broken(run: Run, guest: HttpGuest) -> None:
+    guest.routes["/execute"] = status(500)
+    result = await run("evaluate", task())
+    assert (result.status, result.value, result.error_type) == ("failed", None, "GuestBroken")
+    assert (result.guest_failed, result.guest_alive_after) == (False, True)
+
+
+async def test_a_command_without_an_answer_ends_by_its_time(
+    run: Run, guest: HttpGuest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(runner.IDLE_TIMEOUT_S, "evaluate", 1.0)
+    guest.routes["/execute"] = sound_but(guest, silence)
+    result = await run("evaluate", task())
+    assert (result.status, result.value) == ("ok", 0.0)
+    assert [(one.outcome, one.control) for one in result.failures] == [("timeout", "passed")]
+
+
+@pytest.mark.parametrize("fault", [status(502), reset, half])
 async def test_an_evaluator_that_could_not_look_gives_no_score(run: Run, guest: HttpGuest, fault: Any) -> None:
     guest.routes["/execute"] = fault
     result = await run("evaluate", task())
