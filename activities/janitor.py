@@ -211,7 +211,8 @@ class Run:
         reason = batch.control_reason or "the batch was cancelled"
 
         async def close() -> None:
-            closed = await self._ledger.close_open(batch.batch_id, reason, launch_id=batch.launch_id)
+            keep = self._services.artifacts.put
+            closed = await self._ledger.close_open(batch.batch_id, reason, launch_id=batch.launch_id, keep=keep)
             self._names["finished"].append(f"{batch.batch_id}: {closed} rows closed")
             for key, run_id in runs:
                 await self._cancel(key, run_id)

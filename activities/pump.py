@@ -71,7 +71,8 @@ class PumpActivities:
                     state = "continue"
                 if state is not None:
                     counts = await ledger.counts(batch_id)
-                    return PumpResult.model_validate({"state": state, "counts": counts})
+                    digest = (await ledger.completions(batch_id))[-1].digest if state == "whole" else ""
+                    return PumpResult.model_validate({"state": state, "counts": counts, "digest": digest})
                 note("paused" if control.paused else "running")
                 await wait_for(progress, IDLE_S)
 
@@ -91,7 +92,8 @@ class PumpActivities:
                 if time.monotonic() >= ends_at:
                     break
                 await asyncio.sleep(1.0)
-            await ledger.close_open(batch_id, reason, launch_id=request.launch_id)
+            keep = self._services.artifacts.put
+            await ledger.close_open(batch_id, reason, launch_id=request.launch_id, keep=keep)
             return await ledger.counts(batch_id)
 
     @implements(SET_CONTROL)
@@ -127,7 +129,7 @@ class PumpActivities:
 
     async def _state(self, batch_id: str, stopping: bool) -> str | None:
         ledger = self._services.ledger
-        if await ledger.batch_is_whole(batch_id):
+        if await ledger.batch_is_whole(batch_id, self._services.artifacts.put):
             return "whole"
         if stopping and not await ledger.in_flight(batch_id):
             return "stopped"

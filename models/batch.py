@@ -60,6 +60,8 @@ class PumpResult(Wire):
 
     state: Literal["whole", "stopped", "continue"]
     counts: Counts
+    digest: str = ""
+    """Digest of the whole batch."""
 
 
 class Control(Wire):
@@ -90,6 +92,8 @@ class BatchResult(Wire):
     batch_id: str
     state: Literal["complete", "already complete", "stopped", "cancelled"]
     counts: Counts
+    digest: str = ""
+    """SHA-256 of the batch's record when it was found whole, for `rollbook audit --expect`; empty when stopped."""
     next: str
     """The command that shows or resumes the batch."""
 

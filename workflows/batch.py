@@ -205,7 +205,7 @@ class BenchmarkBatch:
         batch_id = workflow.info().workflow_id
         self._show(state)
         hint = "relaunch the same spec to resume" if state == "stopped" else f"rollbook audit {batch_id}"
-        return BatchResult(batch_id=batch_id, state=state, counts=pumped.counts, next=hint)
+        return BatchResult(batch_id=batch_id, state=state, counts=pumped.counts, digest=pumped.digest, next=hint)
 
     async def _call(
         self,

@@ -1,5 +1,6 @@
 """`audit`: prove the roll call of a batch from the ledger and the artifact store alone."""
 
+import re
 import uuid
 from dataclasses import asdict
 from typing import Annotated
@@ -14,6 +15,7 @@ from rollbook.cli.command import FAILURE, OK, AsJson, BatchArgument, Failed, Rol
 from rollbook.cli.connections import connect, open_ledger, open_reader, settings
 from rollbook.cli.out import clean, print_json, print_table, say, several
 from rollbook.config.settings import Settings
+from rollbook.errors import InvalidInput
 from rollbook.evidence.exact import exact_envelope, full_envelope, trajectory_model_calls
 from rollbook.evidence.load import load_calls
 from rollbook.evidence.trajectory import semantic_trajectory
@@ -22,25 +24,32 @@ from rollbook.ledger import AuditReport, Ledger
 from rollbook.ledger.reader import RecordedAttempt
 from rollbook.temporal.namespace import schedule_id
 
+Expect = Annotated[
+    str | None,
+    typer.Option(metavar="DIGEST", help="A digest that the batch had when it was complete, kept outside the ledger."),
+]
 
-def audit(batch: BatchArgument, as_json: AsJson = False) -> None:
+
+def audit(batch: BatchArgument, expect: Expect = None, as_json: AsJson = False) -> None:
     """Prove that every planned rollout is there once, whole and unchanged. Exit code 1 if anything is wrong."""
+    if expect is not None and not re.fullmatch(r"[0-9a-f]{64}", expect):
+        raise InvalidInput("--expect: a digest has 64 hexadecimal digits, as in the result of the batch's workflow")
 
     async def work() -> int:
         found = settings()
         async with open_reader(found) as reader:
             await reader.batch(batch)  # refuses a wrong name with similar ones
         async with open_ledger(found) as ledger:
-            report = await examine(found, ledger, batch)
+            report = await examine(found, ledger, batch, expect)
         print_json(asdict(report)) if as_json else print_audit(report)
         return OK if report.ok else FAILURE
 
     finish(work())
 
 
-async def examine(found: Settings, ledger: Ledger, batch_id: str) -> AuditReport:
+async def examine(found: Settings, ledger: Ledger, batch_id: str, expect: str | None = None) -> AuditReport:
     """The audit of a batch."""
-    return await ledger.audit(batch_id, ArtifactStore.open(found.artifacts))
+    return await ledger.audit(batch_id, ArtifactStore.open(found.artifacts), expect)
 
 
 def print_audit(report: AuditReport) -> None:
@@ -56,6 +65,9 @@ def print_audit(report: AuditReport) -> None:
         f"{report.batch_id}: {verdict}; {report.planned} planned, {report.final} final, "
         f"{report.artifacts_checked} artifacts checked"
     )
+    if report.completions:
+        same = "as it was when the batch was complete" if report.digest == report.completions[-1] else "see the notes"
+        say(f"digest {report.digest}: {same}")
 
 
 evidence = typer.Typer(help="What the model saw, said and did.", no_args_is_help=True)

@@ -10,9 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.identity import digest
 from models.task import TaskFilter
-from rollbook.errors import InvalidInput
+from rollbook.errors import ArtifactError, InvalidInput
 from rollbook.ledger import tables
 from rollbook.ledger.catalog import members_of
+from rollbook.ledger.completion import Completion, appended, completions_of, digest_of, gone, read_record
 from rollbook.ledger.planning import PLAN_DIGEST
 from rollbook.ledger.records import AuditReport, Finding
 from rollbook.ledger.sql import statements
@@ -32,14 +33,19 @@ class Artifacts(Protocol):
         """Read an artifact and compare its digest."""
         ...
 
+    async def get(self, sha256: str) -> bytes:
+        """The bytes of an artifact; raises ArtifactError when they are missing or do not have its digest."""
+        ...
+
 
 class Audits(Store):
     """The audit of a batch."""
 
-    async def audit(self, batch_id: str, artifacts: Artifacts | None = None) -> AuditReport:
+    async def audit(self, batch_id: str, artifacts: Artifacts | None = None, expect: str | None = None) -> AuditReport:
         """Prove the roll call of a batch in one snapshot, or list what is wrong; raises InvalidInput.
 
-        Without `artifacts` the bytes of the artifacts are not read.
+        Without `artifacts` the bytes of the artifacts are not read, and so no record of a completion.
+        `expect`: a digest that the batch had when it was complete.
         """
         async with self.engine.connect() as conn:
             await conn.execution_options(isolation_level="REPEATABLE READ")
@@ -48,6 +54,8 @@ class Audits(Store):
                     await conn.execute(text(f"SET {setting}"))
                 findings, counts = await _check_ledger(conn, batch_id)
                 references = (await conn.execute(_SQL["references"], {"batch_id": batch_id})).all()
+                completions = await completions_of(conn, batch_id)
+                current = await read_record(conn, batch_id)
         findings += [
             Finding("artifact_record", sha256, "the ledger's record of the artifact is missing or was changed")
             for sha256, recorded in references
@@ -55,6 +63,9 @@ class Audits(Store):
         ]
         if artifacts is not None:
             findings += await _check_artifacts(artifacts, [sha256 for sha256, _ in references])
+            findings += await _check_records(artifacts, batch_id, completions, current, expect)
+        if expect is not None and expect not in {completion.digest for completion in completions}:
+            findings.append(Finding("expected_digest", batch_id, f"no completion of the batch has the digest {expect}"))
         errors = [finding for finding in findings if not finding.kind.startswith("notice ")]
         return AuditReport(
             batch_id=batch_id,
@@ -68,6 +79,8 @@ class Audits(Store):
                 if finding.kind.startswith("notice ")
             ],
             artifacts_checked=0 if artifacts is None else len(references),
+            digest=digest_of(current),
+            completions=[completion.digest for completion in completions],
         )
 
 
@@ -121,6 +134,35 @@ async def _compare_plan(conn: AsyncConnection, batch_id: str, samples: dict[Memb
         detail = "planned, but no registration selects this version of the task"
         findings.append(Finding("plan", f"{batch_id}/{member.domain}/{member.task_id}", detail))
     return findings
+
+
+async def _check_records(
+    artifacts: Artifacts, batch_id: str, completions: list[Completion], current: bytes, expect: str | None
+) -> list[Finding]:
+    """Compare the rows with what was recorded of them whenever the batch was complete; explain what came later."""
+    names = {one.digest: f"completion {one.completion_index} ({one.recorded_at:%Y-%m-%d %H:%M})" for one in completions}
+    findings: list[Finding] = []
+    since = ""
+    expected = {} if expect is None else {expect: "the expected digest"}
+    for digest_, name in (expected | names).items():
+        try:
+            record = await artifacts.get(digest_)
+        except ArtifactError as error:
+            findings.append(Finding("completion_record", batch_id, f"the record of {name}: {error}"))
+            continue
+        for line in gone(record, current):
+            findings.append(
+                Finding("completion_changed", _subject(line), f"{name} recorded {line!r}; it is not so now")
+            )
+        since = f"since {name}: " + ", ".join(f"{number} {kind}" for kind, number in appended(record, current).items())
+    if completions and completions[-1].digest != digest_of(current) and not findings:
+        findings.append(Finding("notice appended", batch_id, since))
+    return findings
+
+
+def _subject(line: str) -> str:
+    """The rollout, or the batch, that a line is about."""
+    return line.rsplit(" ", 1)[-1]
 
 
 async def _check_artifacts(artifacts: Artifacts, digests: Iterable[str]) -> list[Finding]:

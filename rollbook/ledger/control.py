@@ -15,6 +15,7 @@ from models.outcome import Infra
 from models.sanitize import sanitize
 from rollbook.errors import Fenced, InvalidInput
 from rollbook.ledger import tables
+from rollbook.ledger.completion import Completion, Keep, complete, completions_of
 from rollbook.ledger.fence import read_batch
 from rollbook.ledger.records import BatchControl, StartRow
 from rollbook.ledger.sanitize import redact_text
@@ -63,8 +64,11 @@ class BatchControls(Store):
         return None if owner is None else str(owner)
 
     @writes
-    async def batch_is_whole(self, conn: AsyncConnection, batch_id: str) -> bool:
-        """Report if every planned row is final, and record the time when it is."""
+    async def batch_is_whole(self, conn: AsyncConnection, batch_id: str, keep: Keep | None = None) -> bool:
+        """Report if every planned row is final, and record the time and the batch's digest when it is.
+
+        `keep` puts the record behind the digest into the artifact store.
+        """
         if await has_open_rows(conn, batch_id):
             return False
         batch = tables.batch
@@ -72,10 +76,17 @@ class BatchControls(Store):
         await conn.execute(select(batch.c.batch_id).where(batch.c.batch_id == batch_id).with_for_update(key_share=True))
         if await has_open_rows(conn, batch_id):
             return False
-        await conn.execute(
+        closed = await conn.execute(
             batch.update().where(batch.c.batch_id == batch_id, batch.c.closed_at.is_(None)).values(closed_at=func.now())
         )
+        if closed.rowcount:
+            await complete(conn, batch_id, keep)
         return True
+
+    @reads
+    async def completions(self, conn: AsyncConnection, batch_id: str) -> list[Completion]:
+        """The completions of a batch, the first one first."""
+        return await completions_of(conn, batch_id)
 
     @reads
     async def startable(self, conn: AsyncConnection, batch_id: str, limit: int = 1000) -> list[StartRow]:
@@ -115,17 +126,19 @@ class BatchControls(Store):
         )
         return list((await conn.scalars(query)).all())
 
-    async def close_open(self, batch_id: str, reason: str, chunk: int = 1000, launch_id: str = "") -> int:
+    async def close_open(
+        self, batch_id: str, reason: str, chunk: int = 1000, launch_id: str = "", keep: Keep | None = None
+    ) -> int:
         """Close every row that is not final as cancelled, in transactions of `chunk` rows; returns how many.
 
-        Raises Fenced when the batch belongs to another launch than `launch_id`.
+        Raises Fenced when the batch belongs to another launch than `launch_id`. `keep`: see `batch_is_whole`.
         """
         await self.mark_cancelling(batch_id, reason, launch_id)
         closed = 0
         while keys := await self._open_rows(batch_id):
             for start in range(0, len(keys), chunk):
                 closed += await self._close_rows(batch_id, reason, keys[start : start + chunk], launch_id)
-        await self.batch_is_whole(batch_id)
+        await self.batch_is_whole(batch_id, keep)
         return closed
 
     @reads

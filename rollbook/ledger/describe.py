@@ -17,7 +17,7 @@ _POSTGRES = make_url("postgresql+psycopg://").get_dialect()()
 _SHORT = {"TIMESTAMP WITH TIME ZONE": "timestamptz", "DOUBLE PRECISION": "double"}
 _GROUPS = {
     "Catalog": ("artifact", "task", "task_set", "task_set_member", "policy_script", "policy_script_name"),
-    "Plan": ("batch", "registration", "rollout", "rerun_request"),
+    "Plan": ("batch", "registration", "completion", "rollout", "rerun_request"),
     "Attempts": ("attempt", "evaluation", "examination", "outcome", "admission", "sandbox", "sighting"),
     "Evidence": ("turn", "model_call"),
 }

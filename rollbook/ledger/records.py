@@ -335,3 +335,7 @@ class AuditReport:
     notices: list[Finding]
     """Facts worth knowing, for instance superseded results."""
     artifacts_checked: int
+    digest: str = ""
+    """Digest of the batch as it is now."""
+    completions: list[str] = field(default_factory=list)
+    """Digests of the batch whenever it was complete, the first one first."""

@@ -318,6 +318,20 @@ Index(
     postgresql_where=rollout.c.state.in_(("queued", "running")),
 )
 
+completion = Table(
+    "completion",
+    metadata,
+    Column("batch_id", ForeignKey("batch.batch_id"), primary_key=True, comment="the batch"),
+    integer("completion_index", "1, 2, … per batch", primary_key=True),
+    text("digest", "SHA-256 of the batch's record at that time; the record's name in the artifact store"),
+    integer("rollouts", "rollouts of the batch at that time, all of them final"),
+    now("recorded_at", "when the batch was found whole"),
+    row_digest(),
+    check("completion_digest", sha256_text("digest")),
+    check("completion_numbers", "completion_index >= 1 AND rollouts >= 1"),
+    comment="each time at which every row of a batch was final, and the digest of its rows",
+)
+
 rerun_request = Table(
     "rerun_request",
     metadata,
@@ -728,6 +742,7 @@ INSERT_ONLY = (
     policy_script,
     policy_script_name,
     registration,
+    completion,
     rerun_request,
     attempt,
     evaluation,

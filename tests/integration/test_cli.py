@@ -129,6 +129,23 @@ async def test_what_people_see(rollbook: Rollbook, spec_file: Callable[..., str]
     assert "audit clean" in (await rollbook("audit", "cli-2")).out
 
 
+async def test_a_digest_that_was_kept_is_compared(
+    rollbook: Rollbook, system: System, spec_file: Callable[..., str]
+) -> None:
+    assert (await rollbook("submit", spec_file(), "--batch-id", "cli-kept", "--watch")).code == 0
+    digest = (await system.client.get_workflow_handle("cli-kept").result())["digest"]
+    audit = await rollbook("audit", "cli-kept", "--expect", digest)
+    assert (audit.code, f"digest {digest}: as it was" in audit.out) == (0, True)
+    key = "cli-kept/os/t000/0"
+    assert (await rollbook("mask", key, "--reason", "popup")).code == 0
+    audit = await rollbook("audit", "cli-kept", "--expect", digest)
+    assert audit.code == 0, "what was decided later is explained"
+    assert "note: appended: cli-kept: since completion 1" in audit.out
+    other = await rollbook("audit", "cli-kept", "--expect", "0" * 64)
+    assert (other.code, "expected_digest" in other.out) == (1, True)
+    assert (await rollbook("audit", "cli-kept", "--expect", "5f0c")).code == 2
+
+
 async def test_rollouts_are_found_by_a_part_of_their_key(rollbook: Rollbook, spec_file: Callable[..., str]) -> None:
     await rollbook("submit", spec_file(samples=2), "--batch-id", "cli-3", "--watch")
     shown = (await rollbook("show", "cli-3/os/t004/1", "--json")).json

@@ -28,6 +28,7 @@ async def test_a_batch_runs_to_completion(system: System) -> None:
     assert (result.counts.planned, result.counts.admitted, result.counts.masked) == (10, 10, 0)
     report = await system.audit("null-1")
     assert report.ok, report.findings
+    assert [result.digest] == report.completions == [report.digest]
 
 
 async def test_relaunch_of_a_finished_batch_does_nothing(system: System) -> None:
@@ -51,7 +52,7 @@ async def test_stop_and_relaunch(system: System) -> None:
     await until("one runs", lambda: running(system, "null-4", 1))
     await handle.signal("stop")
     stopped = await handle.result()
-    assert stopped.state == "stopped"
+    assert (stopped.state, stopped.digest) == ("stopped", "")
     assert stopped.counts.waiting > 0
     assert stopped.counts.running == 0
     again = await system.run_batch(spec, "null-4")

@@ -20,6 +20,15 @@ SELECT :batch_id, 'launches ' || count(*) || ' of ' || max(launch_index) || ' ar
 FROM registration WHERE batch_id = :batch_id
 HAVING count(*) <> max(launch_index) OR sum(added) <> max(planned);
 
+-- name: completion
+SELECT :batch_id AS subject, count(*) || ' of ' || coalesce(max(completion_index), 0) || ' completions are there'
+    AS detail
+FROM completion WHERE batch_id = :batch_id HAVING count(*) <> coalesce(max(completion_index), 0)
+UNION ALL
+SELECT batch_id, 'it is marked as closed, and no completion of that time has a digest; submit its spec again to record one'
+FROM batch WHERE batch_id = :batch_id AND closed_at IS NOT NULL AND NOT EXISTS (
+    SELECT FROM completion WHERE completion.batch_id = batch.batch_id AND recorded_at = closed_at);
+
 -- name: plan_count
 SELECT :batch_id AS subject, 'registered ' || newest.planned || ' rollouts, the ledger holds ' || held.number AS detail
 FROM (SELECT planned FROM registration WHERE batch_id = :batch_id ORDER BY launch_index DESC LIMIT 1) AS newest,
@@ -391,6 +400,9 @@ WHERE ever_admitted AND scope = 'training' AND identity_source <> 'caller';
 -- name: row_digest
 SELECT 'registration ' || launch_id AS subject, 'the row was changed after it was written' AS detail
 FROM registration AS r WHERE batch_id = :batch_id AND row_digest <> seal(r)
+UNION ALL
+SELECT batch_id, 'completion ' || completion_index || ': the row was changed after it was written'
+FROM completion AS r WHERE batch_id = :batch_id AND row_digest <> seal(r)
 UNION ALL
 SELECT 'attempt ' || r.rollout_key || ' ' || r.attempt_index, 'the row was changed after it was written'
 FROM rollout JOIN attempt AS r USING (rollout_key) WHERE batch_id = :batch_id AND r.row_digest <> seal(r)

@@ -16,6 +16,11 @@ RETURN encode(sha256(convert_to(ROW(
     r.plan_digest, extract(epoch FROM r.registered_at)
 )::text, 'UTF8')), 'hex');
 
+CREATE OR REPLACE FUNCTION seal(r completion) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
+RETURN encode(sha256(convert_to(ROW(
+    r.batch_id, r.completion_index, r.digest, r.rollouts, extract(epoch FROM r.recorded_at)
+)::text, 'UTF8')), 'hex');
+
 CREATE OR REPLACE FUNCTION seal(r rerun_request) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
 RETURN encode(sha256(convert_to(ROW(
     r.request, r.rollout_key, r.after_attempt, r.supersede, r.reason, r.requested_by,

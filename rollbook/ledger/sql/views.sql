@@ -349,3 +349,50 @@ FROM model_call JOIN rollout USING (rollout_key)
 GROUP BY batch_id, domain, policy_kind, coalesce(model_name, policy_kind), model_version
 ORDER BY batch_id, domain_rank(domain), domain;
 COMMENT ON VIEW model_usage IS 'calls, tokens and latencies per batch, domain and model';
+
+-- The lines of a batch's digest (rollbook.ledger.completion). Append kinds, never change a line: the records of finished
+-- batches hold the lines as they were. Names are last on their lines: they may contain spaces.
+CREATE VIEW batch_record AS
+SELECT batch_id, row_number() OVER (
+        PARTITION BY batch_id ORDER BY plan_order, rank, attempt_index, item COLLATE "C", number) AS position, line
+FROM (
+    SELECT batch_id, -1 AS plan_order, 0 AS rank, 0 AS attempt_index, '' AS item, 0::bigint AS number,
+           concat_ws(' ', 'batch', contract_digest, batch_id) AS line FROM batch
+    UNION ALL
+    SELECT batch_id, plan_order, 0, 0, '', 0, concat_ws(' ', 'rollout', task_digest, rollout_key) FROM rollout
+    UNION ALL
+    SELECT batch_id, plan_order, 1, attempt_index, '', 0,
+           concat_ws(' ', 'attempt', row_digest, attempt_index, rollout_key)
+    FROM rollout JOIN attempt USING (rollout_key)
+    UNION ALL
+    SELECT batch_id, plan_order, 2, attempt_index, '', 0, concat_ws(' ', 'model_call',
+           encode(sha256(convert_to(string_agg(row_digest, '' ORDER BY step, parse_attempt), 'UTF8')), 'hex'),
+           attempt_index, rollout_key)
+    FROM rollout JOIN model_call USING (rollout_key) GROUP BY batch_id, plan_order, rollout_key, attempt_index
+    UNION ALL
+    SELECT batch_id, plan_order, 3, attempt_index, '', 0, concat_ws(' ', 'turn',
+           encode(sha256(convert_to(string_agg(row_digest, '' ORDER BY step), 'UTF8')), 'hex'),
+           attempt_index, rollout_key)
+    FROM rollout JOIN turn USING (rollout_key) GROUP BY batch_id, plan_order, rollout_key, attempt_index
+    UNION ALL
+    SELECT batch_id, plan_order, 4, attempt_index, '', 0,
+           concat_ws(' ', 'evaluation', row_digest, attempt_index, rollout_key)
+    FROM rollout JOIN evaluation USING (rollout_key)
+    UNION ALL
+    SELECT batch_id, plan_order, 5, attempt_index, '', 0,
+           concat_ws(' ', 'examination', row_digest, attempt_index, rollout_key)
+    FROM rollout JOIN examination USING (rollout_key)
+    UNION ALL
+    SELECT batch_id, plan_order, 6, attempt_index, '', 0,
+           concat_ws(' ', 'outcome', row_digest, attempt_index, rollout_key)
+    FROM rollout JOIN outcome USING (rollout_key)
+    UNION ALL
+    SELECT batch_id, plan_order, 7, attempt_index, scope, decision_index,
+           concat_ws(' ', 'admission', row_digest, attempt_index, scope, decision_index, rollout_key)
+    FROM rollout JOIN admission USING (rollout_key)
+    UNION ALL
+    SELECT batch_id, plan_order, 8, after_attempt, '', request,
+           concat_ws(' ', 'rerun_request', row_digest, after_attempt, rollout_key)
+    FROM rollout JOIN rerun_request USING (rollout_key)
+) AS record;
+COMMENT ON VIEW batch_record IS 'the lines whose SHA-256 is the digest of a batch; filter by batch_id, order by position';

@@ -40,6 +40,7 @@ COSMETIC = {
 PROVEN: dict[str, str] = {
     "batch": "batch_id = :batch",
     "registration": "batch_id = :batch",
+    "completion": "batch_id = :batch",
     "rollout": "batch_id = :batch",
     "task": "task_digest IN (SELECT task_digest FROM rollout WHERE batch_id = :batch)",
     "task_set_member": "task_id = 'task-000' AND set_digest IN (SELECT set_digest FROM registration"
@@ -94,6 +95,7 @@ async def batch(ledger: Ledger, store: ArtifactStore) -> AsyncIterator[Kit]:
     await episode(kit, store, keys[1], "run-2", 2, 1.0)
     decision = AdmissionDecision(policy_id="manual", admitted=False, reason="popup")
     await ledger.decide_admission(keys[2], decision, decided_by="ann", evidence={"step": 1})
+    assert await ledger.batch_is_whole(kit.batch_id, store.put)
     report = await ledger.audit(kit.batch_id, store)
     assert report.ok, report.findings
     assert report.artifacts_checked > 20
@@ -202,7 +204,8 @@ async def restore(ledger: Ledger, table: Table) -> None:
 @pytest.fixture
 def artifact_files(batch: Kit, scratch: Path) -> list[Path]:
     """The files of the artifact store."""
-    return [path for path in scratch.glob("artifacts-*/*/*") if path.is_file()]
+    files = [path for path in scratch.glob("artifacts-*/*/*") if path.is_file()]
+    return [path for path in files if not path.read_bytes().startswith(b"batch ")]  # the record of the completion
 
 
 async def test_a_lost_artifact_is_found(batch: Kit, store: ArtifactStore, artifact_files: list[Path]) -> None:

@@ -20,6 +20,7 @@ PUBLIC = {
     "sample_spread",
     "training_rows",
     "broken_desktops",
+    "batch_record",
     "episode_timeline",
     "live_sandboxes",
     "model_usage",
