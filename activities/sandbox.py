@@ -50,6 +50,7 @@ class SandboxActivities:
                 sandbox_id=handle.sandbox_id,
                 sandbox_key=handle.key,
                 nonce=await provider.nonce(handle.sandbox_id),
+                server=await provider.server_process(handle.sandbox_id),
                 isolation=handle.isolation,
                 view_url=await provider.view_url(handle.sandbox_id),
             )
@@ -76,7 +77,7 @@ class SandboxActivities:
                 note("examining the desktop")
                 # the cause first: what is gone can still be asked for the reason, not for its files
                 cause = await provider.cause(desktop.sandbox_id, desktop.nonce) if request.failed else None
-                seen = await provider.examine(desktop.sandbox_id)
+                seen = await provider.examine(desktop.sandbox_id, desktop.server)
             stored = await ledger.commit_examination(
                 request.attempt,
                 run_id(),

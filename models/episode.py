@@ -94,6 +94,8 @@ class DesktopRef(Wire):
     """Host port of each declared guest port, where the provider publishes ports on this host."""
     nonce: str
     """Identity of the guest's boot; another one means another desktop."""
+    server: str = ""
+    """The guest server's process as the provider saw it from outside; empty where it cannot."""
     isolation: str = "partial"
     view_url: str = ""
     """Loopback live view of the desktop, without a password."""

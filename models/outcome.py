@@ -194,10 +194,10 @@ def name_breakage(reasons: list[Infra], *, acted: bool, cause: Cause | None, tam
     Args:
         acted: An action of the agent may have run. A guest that fails before it fails by accident.
         cause: The provider's finding about the desktop, if it was asked.
-        tampered: The guest server is not the image's.
+        tampered: The guest server is not the one that the desktop started with.
     """
     if tampered:
-        return [*reasons, Infra.DESKTOP_BROKEN]
+        return [*reasons, Infra.DESKTOP_BROKEN if acted else Infra.SANDBOX_LOST]
     if not acted:
         return [Infra.SANDBOX_LOST if reason is Infra.DESKTOP_BROKEN else reason for reason in reasons]
     if reasons and cause is not None and cause.kind == "guest":

@@ -263,8 +263,15 @@ class SandboxProvider(ABC):
             return Cause(kind="guest", detail=f"the desktop runs, and {trouble}")
         return Cause(kind="unknown", detail="the desktop runs, and its guest server is sound again")
 
-    async def examine(self, sandbox_id: str) -> Examination:
-        """Look at the guest server from outside. Raises ProviderUnavailable; a desktop that is gone shows nothing."""
+    async def server_process(self, sandbox_id: str) -> str:
+        """Return what names the guest server's process, from outside; empty where that cannot be seen."""
+        return ""
+
+    async def examine(self, sandbox_id: str, started_as: str) -> Examination:
+        """Look at the guest server from outside, which was the process `started_as` when the desktop started.
+
+        Raises ProviderUnavailable; a desktop that is gone shows nothing.
+        """
         return Examination()
 
     async def view_url(self, sandbox_id: str) -> str:

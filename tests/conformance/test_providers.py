@@ -161,7 +161,8 @@ async def test_the_cause_of_a_failure(bench: Bench) -> None:
     handle = await provider.create(spec)
     nonce = await provider.nonce(handle.sandbox_id)
     assert (await provider.cause(handle.sandbox_id, nonce)).kind == "unknown", "nothing is wrong with it"
-    assert not (await provider.examine(handle.sandbox_id)).tampered
+    server = await provider.server_process(handle.sandbox_id)
+    assert not (await provider.examine(handle.sandbox_id, server)).tampered
     if bench.real:
         replaced = await provider.cause(handle.sandbox_id, f"not-{nonce}"[:60])
         assert (replaced.kind, "another boot" in replaced.detail) == ("guest", True)
@@ -169,7 +170,7 @@ async def test_the_cause_of_a_failure(bench: Bench) -> None:
     ended = await provider.cause(handle.sandbox_id, nonce)
     assert ended.kind in ("host", "unknown")
     assert ended.detail
-    assert not (await provider.examine(handle.sandbox_id)).tampered, "what is gone shows nothing"
+    assert not (await provider.examine(handle.sandbox_id, server)).tampered, "what is gone shows nothing"
     assert (await provider.cause("0" * 64, nonce)).kind == "unknown"
 
 

@@ -53,7 +53,7 @@ class MemoryProvider(SandboxProvider):
             adopted = sandbox_id in self.guests
             if not adopted:
                 on_progress("starting a guest")
-                routes = {"/screenshot": _picture(spec.screen), "/execute": command("")}
+                routes = {"/screenshot": _picture(spec.screen), "/execute": command(""), "/file": b"memory\n"}
                 guest = await HttpGuest(nonce=sandbox_id, routes=routes).__aenter__()
                 info = SandboxInfo(sandbox_id, spec.key, SandboxStatus.RUNNING, now, spec.labels(now))
                 self.guests[sandbox_id] = (guest, info)

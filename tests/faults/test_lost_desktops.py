@@ -81,7 +81,7 @@ async def _fails_three_times(world: World, key: str, what: str) -> None:
 
 
 async def test_an_engine_that_is_away_costs_no_attempt(world: World, gate: EngineGate) -> None:
-    """It is away while the episode acts, and again when its desktop is to be stopped; one attempt is all there is."""
+    """It is away while the episode acts, and again when it is to be examined; one attempt is all there is."""
     spec = world.spec(tasks={"ids": ["slow-evaluation"]}, max_attempts=1)
     handle = await world.system.start_batch(spec, "away")
     key = "away/os/slow-evaluation/0"
@@ -91,15 +91,15 @@ async def test_an_engine_that_is_away_costs_no_attempt(world: World, gate: Engin
     await gate.open()
     await _runs(world, key, "a1-evaluate")
     await gate.shut()
-    await _fails_three_times(world, key, names.STOP_SANDBOX)
+    await _fails_three_times(world, key, names.EXAMINE_DESKTOP)
     assert len(await asyncio.to_thread(world.containers)) == 1
     await gate.open()
     async with asyncio.timeout(240):
         await handle.result()
     (only,) = await world.rows(
-        "SELECT attempt_index, termination_reason, score, mask_sample FROM outcome WHERE rollout_key = :key", key=key
+        "SELECT attempt_index, termination_reason, score, mask_sample, detail FROM outcome WHERE rollout_key = :key", key=key
     )
-    assert tuple(only.values()) == (1, "agent_done", 1.0, False)
+    assert tuple(only.values()) == (1, "agent_done", 1.0, False, ""), only
     report = await world.system.audit("away")
     assert report.ok, report.findings
     await world.no_desktop_is_left()

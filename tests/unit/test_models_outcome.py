@@ -346,7 +346,7 @@ HOST, GUEST, UNKNOWN = Cause(kind="host"), Cause(kind="guest"), Cause()
         ([Infra.DESKTOP_BROKEN], False, UNKNOWN, False, Infra.SANDBOX_LOST),
         # another guest server than the image's: nothing it says counts
         ([], True, None, True, Infra.DESKTOP_BROKEN),
-        ([], False, None, True, Infra.DESKTOP_BROKEN),
+        ([], False, None, True, Infra.SANDBOX_LOST),
         ([Infra.SUPERSEDED], True, GUEST, True, Infra.SUPERSEDED),
     ],
 )

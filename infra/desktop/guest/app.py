@@ -3,6 +3,7 @@
 python3 -m guest.app
 """
 
+import ctypes
 import logging
 import os
 import platform
@@ -18,6 +19,8 @@ from guest.errors import GuestError
 from guest.settings import Settings, from_environment
 
 log = logging.getLogger("guest")
+
+PR_SET_DUMPABLE = 4
 
 
 def create_app(settings: Settings) -> flask.Flask:
@@ -51,10 +54,17 @@ def _as_json(error: Exception) -> tuple[dict, int]:
     return {"status": "error", "message": message, "error": message}, status
 
 
+def _forbid_tracing() -> None:
+    """Let no other program of the same user read or change this process; programs that it starts are not concerned."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
 def main() -> None:
     """Serve until killed."""
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     settings = from_environment()
+    _forbid_tracing()
     os.chdir(Path.home())  # commands start there; the module path needed the server's own directory until now
     waitress.serve(
         create_app(settings),

@@ -71,8 +71,11 @@ def _become(service: Service) -> None:
 
 
 def module(name: str) -> tuple[str, ...]:
-    """Command line of one of our own Python modules; run it with `directory=str(PACKAGE_ROOT)`."""
-    return ("/usr/bin/python3", "-m", name)
+    """Command line of one of our own Python modules; run it with `directory=str(PACKAGE_ROOT)`.
+
+    Without the user's own packages (-s): the desktop's user could put code there.
+    """
+    return ("/usr/bin/python3", "-s", "-m", name)
 
 
 OWN_DIRECTORY = str(PACKAGE_ROOT)

@@ -175,6 +175,22 @@ class Engine:
         now = int(time.time()) + 1
         return await self.run(lambda client: list(client.api.events(since=1, until=now, decode=True)))
 
+    async def changed_files(self, container_id: str) -> list[dict[str, Any]] | None:
+        """Files of a container that differ from its image; None when it is gone."""
+        try:
+            return list(await self.run(lambda client: client.api.diff(container_id)) or [])
+        except NotFound:
+            return None
+
+    async def processes(self, container_id: str, columns: str) -> dict[str, Any] | None:
+        """Processes of a container as its host sees them; None when it does not run."""
+        try:
+            return dict(await self.run(lambda client: client.api.top(container_id, columns)))
+        except APIError as error:
+            if error.status_code in (404, 409) or "is not running" in explain(error):
+                return None
+            raise
+
     async def last_output(self, container_id: str) -> bytes:
         """The last lines that a container printed; empty when they cannot be had."""
         try:

@@ -42,10 +42,12 @@ from rollbook.sandboxes.docker.spec import (
     status_of,
     why_stopped,
 )
+from rollbook.sandboxes.docker.tampering import KEPT, PS_COLUMNS, changes_of, problems, server_process
 from rollbook.sandboxes.provider import (
     LABEL_DEPLOYMENT,
     LABEL_KEY,
     DefaultImage,
+    Examination,
     IsOwner,
     ProviderKind,
     SandboxHandle,
@@ -222,6 +224,37 @@ class DockerProvider(SandboxProvider):
         ours = [Event.of(event) for event in raw if (event.get("Actor") or {}).get("ID") == sandbox_id]
         found = cause_of_end(details, ours, all_events=len(raw))
         return found or await super().cause(sandbox_id, nonce)
+
+    async def server_process(self, sandbox_id: str) -> str:
+        """See `SandboxProvider.server_process`."""
+        try:
+            return await self._server_process(sandbox_id) or ""
+        except APIError as error:  # for instance an engine's host whose `ps` lacks a column
+            log.warning("the process of the guest server cannot be seen: %s", explain(error))
+            return ""
+
+    async def _server_process(self, sandbox_id: str) -> str | None:
+        """The guest server's process; empty without one, None when the container does not run."""
+        details = await self._engine.inspect(sandbox_id)
+        top = await self._engine.processes(sandbox_id, PS_COLUMNS) if details is not None else None
+        return None if details is None or top is None else server_process(top, details["State"]["Pid"], time.time())
+
+    async def examine(self, sandbox_id: str, started_as: str) -> Examination:
+        """See `SandboxProvider.examine`."""
+        with _no_proof("examination"):
+            diff = await self._engine.changed_files(sandbox_id)
+            now = await self._server_process(sandbox_id) if started_as else None
+        if diff is None:
+            return Examination()
+        changes = changes_of(diff)
+        found = problems(changes, started_as, now)
+        evidence = {
+            "server_at_start": started_as,
+            "server_at_end": now,
+            "server_files": changes.server[:KEPT],
+            "system_files": changes.system[:KEPT],
+        }
+        return Examination(tampered=bool(found), detail="; ".join(found), evidence=evidence)
 
     async def endpoint(self, sandbox_id: str, port: int) -> Endpoint:
         """See `SandboxProvider.endpoint`."""
