@@ -230,7 +230,7 @@ class Restarter:
             await self.child.kill9()  # its process group may have outlived it
             failures = 0 if time.time() - self.state.since > STEADY_S else failures
             self._died(describe_exit(code))
-            while not await self._try_again(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**failures)):
+            while not await self._try_again(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 10))):
                 failures += 1
             failures += 1
 
@@ -240,7 +240,7 @@ class Restarter:
         self.state.restarts += 1
         try:
             await self._launch()
-        except (RollbookError, OSError) as error:
+        except Exception as error:  # any at all: without another try the child would stay away
             self._died(str(error))
             return False
         return True

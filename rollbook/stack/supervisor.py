@@ -67,6 +67,8 @@ async def external_temporal() -> tuple[str, str]:
 
 ServerT = TypeVar("ServerT", bound=Child)
 
+WRITE_AGAIN_S = 2.0
+
 logger = logging.getLogger("rollbook.stack.supervisor")
 
 
@@ -242,7 +244,12 @@ class Supervisor:
         self._write()
 
     def _write(self) -> None:
-        self._dir.write(self._state)
+        """Write the state down, again later while the disk is full: children must come back all the same."""
+        try:
+            self._dir.write(self._state)
+        except OSError as error:
+            logger.error("the state cannot be written: %s", error)
+            asyncio.get_running_loop().call_later(WRITE_AGAIN_S, self._write)
 
 
 def _explain(error: BaseException) -> str:

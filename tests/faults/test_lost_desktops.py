@@ -97,7 +97,8 @@ async def test_an_engine_that_is_away_costs_no_attempt(world: World, gate: Engin
     async with asyncio.timeout(240):
         await handle.result()
     (only,) = await world.rows(
-        "SELECT attempt_index, termination_reason, score, mask_sample, detail FROM outcome WHERE rollout_key = :key", key=key
+        "SELECT attempt_index, termination_reason, score, mask_sample, detail FROM outcome WHERE rollout_key = :key",
+        key=key,
     )
     assert tuple(only.values()) == (1, "agent_done", 1.0, False, ""), only
     report = await world.system.audit("away")

@@ -7,8 +7,10 @@ import pwd
 import signal
 import socket
 import stat
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -150,6 +152,36 @@ async def test_a_killed_child_is_reported_and_restarted(settings: Settings, name
     lines: list[str] = []
     await logs(settings, "supervisor", log=lines.append)
     assert any(f"{name} died: signal SIGKILL" in line for line in lines)
+
+
+@pytest.fixture
+def small_disk(directory: Path) -> Iterator[Path]:
+    """A file system of its own for the state directory."""
+    target = directory / "disk"
+    target.mkdir(mode=0o711)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m,mode=0711", "tmpfs", str(target)], check=False)
+    if done.returncode != 0:
+        pytest.skip("a file system cannot be mounted here")
+    yield target
+    subprocess.run(["umount", "--lazy", str(target)], check=True)
+
+
+async def test_a_child_that_dies_on_a_full_disk_comes_back(small_disk: Path) -> None:
+    settings = _settings(small_disk)
+    before = await up(settings, log=_quiet, engine=False)
+    try:
+        with suppress(OSError), (small_disk / "filler").open("wb") as filler:
+            while True:
+                filler.write(bytes(1 << 20))
+        victims = [ref for name in ("artifacts", "temporal") if (ref := before.children[name].ref)]
+        for ref in victims:
+            ref.signal(signal.SIGKILL)
+        await _until(lambda: not any(ref.alive() for ref in victims))
+        (small_disk / "filler").unlink()
+        await _until(lambda: _state(settings).healthy() and not set(victims) & set(_refs(_state(settings))))
+    finally:
+        (small_disk / "filler").unlink(missing_ok=True)
+        await down(settings, log=_quiet)
 
 
 async def test_up_repairs_after_the_supervisor_was_killed(settings: Settings) -> None:
