@@ -38,6 +38,12 @@ class EvaluatorSettings(BaseSettings):
     root. `none`: never."""
     evaluator_memory_bytes: int = Field(default=4 * 2**30, ge=2**29)
     """Memory that one evaluation (its process and what that starts) may hold before it is ended as an error."""
+    download_bytes: int = Field(default=2 * 2**30, ge=1)
+    """Size that one file of a task may have when it is downloaded, bytes."""
+    download_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds that one file of a task may take to download."""
+    download_private: bool = False
+    """Allow tasks to download from this machine and from private networks (loopback, link-local, RFC 1918, …)."""
 
     @field_validator("osworld_venv")
     @classmethod

@@ -1,4 +1,4 @@
-"""Files that a phase's commands leave in OSWorld's cache for the evaluator.
+"""Files in OSWorld's cache: those that a phase's commands leave for the evaluator, and those that it downloads.
 
 An `execute` or `command` step with `stdout` or `stderr` writes the guest's answer into the cache directory, and the
 getter `cache_file` reads it there (eight canonical tasks do). Setup, postconfig and evaluation each
@@ -9,6 +9,7 @@ import os
 import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,7 +27,7 @@ def written_by(steps: Iterable[Mapping[str, Any]]) -> list[str]:
             parameters = step.get("parameters") or {}
             for key in ("stdout", "stderr"):
                 name = parameters.get(key)
-                if isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and "\x00" not in name:
+                if isinstance(name, str) and _is_plain(name):
                     found[name] = None
     return list(found)
 
@@ -65,12 +66,36 @@ def read_regular(path: Path, limit_bytes: int) -> bytes | None:
 
 HISTORY_DATABASE = "history_new.sqlite"
 """File in which the setup type `update_browse_history` keeps the empty database that it fetches."""
+HISTORY_URL = (
+    "https://huggingface.co/datasets/xlangai/ubuntu_osworld_file_cache/resolve/main/chrome/"
+    "44ee5668-ecd5-4366-a6ce-c1c9b8d4e938/history_empty.sqlite?download=true"
+)
+"""Address of that database, as `desktop_env` 1.0.2 has it."""
 
 
-def missing_downloads(task: dict[str, Any], phase: Phase, cache_dir: Path) -> tuple[str, ...]:
-    """URLs that the phase needs and the cache directory lacks, in the order of the task."""
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A file of the task, and its name in OSWorld's cache directory."""
+
+    url: str
+    name: str
+
+
+def missing_downloads(task: dict[str, Any], phase: Phase, cache_dir: Path) -> tuple[Download, ...]:
+    """Files that the phase needs and the cache directory lacks, in the order of the task, each name once.
+
+    Left out: names that are paths. OSWorld creates no directories in its cache, so such a step cannot succeed.
+    """
     wanted = _of_evaluator(task) if phase == "evaluate" else _of_setup(_steps(task, phase))
-    return tuple(url for url, name in wanted if not (cache_dir / name).exists())
+    by_name: dict[str, Download] = {}
+    for url, name in wanted:
+        if url and _is_plain(name) and not (cache_dir / name).exists():
+            by_name.setdefault(name, Download(url, name))
+    return tuple(by_name.values())
+
+
+def _is_plain(name: str) -> bool:
+    return name not in ("", ".", "..") and "/" not in name and "\x00" not in name
 
 
 def _steps(task: dict[str, Any], phase: Phase) -> list[dict[str, Any]]:
@@ -86,9 +111,7 @@ def _of_setup(steps: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
                 url, path = str(file.get("url", "")), str(file.get("path", ""))
                 yield url, f"{uuid.uuid5(uuid.NAMESPACE_URL, url)}_{PurePosixPath(path).name}"
         elif step.get("type") == "update_browse_history":
-            yield "update_browse_history", HISTORY_DATABASE
-        elif step.get("type") in ("googledrive", "login"):
-            yield f"{step['type']}: an account", "never cached"
+            yield HISTORY_URL, HISTORY_DATABASE
 
 
 def _of_evaluator(task: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -96,12 +119,8 @@ def _of_evaluator(task: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for side in ("result", "expected"):
         sources = evaluator.get(side) or []
         for source in sources if isinstance(sources, list) else [sources]:
-            if not isinstance(source, dict):
-                continue
-            if source.get("type") == "cloud_file":
+            if isinstance(source, dict) and source.get("type") == "cloud_file":
                 yield from zip(_listed(source.get("path")), _listed(source.get("dest")), strict=False)
-            elif source.get("type") == "googledrive_file":
-                yield "googledrive_file: an account", "never cached"
 
 
 def _listed(value: Any) -> list[str]:

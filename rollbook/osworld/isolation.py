@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -25,10 +25,8 @@ PROBE_TIMEOUT_S = 30.0
 _KILLED_INSIDE = 128 + 9
 """Exit code of bubblewrap when what it started was killed, for instance for want of memory."""
 
-_PROXY_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "fonts", "localtime", "mime.types", "ssl")
-_ETC_NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "ca-certificates")
 
 Kind = Literal["bwrap", "none"]
 
@@ -57,13 +55,12 @@ class Isolation:
     kind: Kind
     reason: str = ""
     """The reason why there is no isolation."""
-    network: Literal["none", "host"] = "host"
     user_namespace: bool = True
 
     @property
     def bridged(self) -> bool:
-        """True when the guest is reached through unix sockets."""
-        return self.kind == "bwrap" and self.network == "none"
+        """True when there is no network, so that the guest is reached through unix sockets."""
+        return self.kind == "bwrap"
 
     @property
     def drop_root(self) -> bool:
@@ -81,7 +78,7 @@ class Isolation:
 
     def environment(self, directories: Directories) -> dict[str, str]:
         """Return the whole environment of the process: no variable of the worker leaks in."""
-        variables = {
+        return {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self.inside(directories).home),
             "LANG": "C.UTF-8",
@@ -91,9 +88,6 @@ class Isolation:
             "OPENBLAS_NUM_THREADS": "1",
             "NO_PROXY": "127.0.0.1,localhost",
         }
-        if self.network == "host":
-            variables |= {name: os.environ[name] for name in _PROXY_VARIABLES if name in os.environ}
-        return variables
 
     def command(self, env: EvaluatorEnv, directories: Directories) -> list[str]:
         """The command line of the phase's process."""
@@ -108,8 +102,7 @@ class Isolation:
         readable.append((directories.sockets, inside.sockets))
         writable = [(directories.cache, inside.cache), (directories.home, inside.home), (directories.out, inside.out)]
         return [
-            *("bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
-            *(() if self.network == "host" else ("--unshare-net",)),
+            *("bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--unshare-net"),
             *("--die-with-parent", "--new-session", "--hostname", "evaluator", "--cap-drop", "ALL"),
             *self._user(),
             *("--ro-bind", "/usr", "/usr", *_system_directories(), *self._etc()),
@@ -127,11 +120,11 @@ class Isolation:
 
     def _etc(self) -> Iterator[str]:
         yield from _parents([Path("/etc/x")])
-        for name in _ETC if self.network == "none" else (*_ETC, *_ETC_NETWORK):
+        for name in _ETC:
             yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
 
 
-async def choose_isolation(env: EvaluatorEnv, network: Literal["none", "host"]) -> Isolation:
+async def choose_isolation(env: EvaluatorEnv) -> Isolation:
     """The strictest isolation that the setting asks for and this machine can build (found out once per process).
 
     Raises ConfigError when bubblewrap does not work here and ROLLBOOK_EVALUATOR_ISOLATION is `bwrap`, or `auto` in a
@@ -151,8 +144,7 @@ async def choose_isolation(env: EvaluatorEnv, network: Literal["none", "host"]) 
                 "make bubblewrap work (`rollbook doctor` says how), run the worker as an ordinary user, or set "
                 "ROLLBOOK_EVALUATOR_ISOLATION=none"
             )
-        return isolation
-    return replace(isolation, network=network)
+    return isolation
 
 
 _found: dict[Path, Isolation] = {}
@@ -174,7 +166,7 @@ async def working_isolation(env: EvaluatorEnv) -> Isolation:
 async def _find_isolation(env: EvaluatorEnv) -> Isolation:
     problem = ""
     for user_namespace in (False, True) if os.geteuid() == 0 else (True,):
-        isolation = Isolation("bwrap", network="none", user_namespace=user_namespace)
+        isolation = Isolation("bwrap", user_namespace=user_namespace)
         problem = await _try(isolation, env)
         if not problem:
             return isolation

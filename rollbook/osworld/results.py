@@ -10,7 +10,6 @@ from rollbook.guest.http import GUEST_PORT
 
 Phase = Literal["prepare", "postconfig", "evaluate"]
 Status = Literal["ok", "failed", "timeout"]
-Network = Literal["none", "host"]
 
 CLOSED_APPLICATION = frozenset({Outcome.REFUSED, Outcome.RESET})
 """Ends of an exchange with Chromium or VLC whose application is closed: nothing listens, or what passes the port
@@ -93,12 +92,10 @@ class PhaseResult:
     isolation: Literal["bwrap", "none"]
     isolation_reason: str
     """The reason why there is no isolation; empty under bwrap."""
-    network: Network
-    """`host`: the evaluator could use the network of the machine, to fetch files of the task."""
     evaluator_revision: str
     numpy: str
     downloads: tuple[str, ...] = field(default=())
-    """URLs that the phase had to fetch because they were not in the cache directory."""
+    """URLs that were fetched for the phase because their files were not in the cache directory."""
 
 
 def interpret_results(phase: Phase, run: ChildRun, log: ExchangeLog, guest: GuestCheck) -> Verdict:

@@ -28,8 +28,9 @@ from rollbook.guest.forwarder import Forwarder
 from rollbook.guest.http import CHROMIUM_PORT, GUEST_PORT, VLC_PORT, Control, Endpoint, control_exchange, read_nonce
 from rollbook.osworld.cache_files import missing_downloads, read_regular
 from rollbook.osworld.environment import EvaluatorEnv
+from rollbook.osworld.fetcher import DownloadFailed, fetch_all
 from rollbook.osworld.isolation import Directories, Isolation, choose_isolation
-from rollbook.osworld.results import ChildRun, GuestCheck, Phase, PhaseResult, interpret_results
+from rollbook.osworld.results import ChildRun, GuestCheck, Phase, PhaseResult, Verdict, interpret_results
 
 __all__ = ["PhaseResult", "cache_dir", "run_phase"]
 
@@ -206,19 +207,29 @@ async def run_phase(
     )
     _validate(job)
     started = time.monotonic()
+    cache = cache_dir(job.work_dir, task["id"])
+    log, run, isolation = ExchangeLog(), ChildRun("aborted", None, None), Isolation("none", "never started")
+    downloads = await asyncio.to_thread(missing_downloads, task, phase, cache)
+    unfetched = ""
     guest = await _probe(job, expected_nonce)
-    if guest.after is None or not guest.same:
-        log, run, isolation = ExchangeLog(), ChildRun("aborted", None, None), Isolation("none", "never started")
-        downloads: tuple[str, ...] = ()
+    if guest.same:
+        try:
+            await fetch_all(downloads, cache, on_progress or (lambda: None))
+        except DownloadFailed as error:
+            unfetched = str(error)
+    if not guest.same or unfetched:
         await asyncio.to_thread(_make_directories, job)
     else:
-        downloads = await asyncio.to_thread(missing_downloads, task, phase, cache_dir(job.work_dir, task["id"]))
-        isolation = await choose_isolation(env, network="host" if downloads else "none")
+        isolation = await choose_isolation(env)
         await asyncio.to_thread(_make_directories, job, isolation.owner)
         run, log = await _run_child(job, isolation, guest)
         guest = await _probe(job, guest.expected)
     await asyncio.to_thread(tidy_log, _log_path(job), client_password)
-    return _report(job, run, log, guest, isolation, downloads, time.monotonic() - started)
+    verdict = interpret_results(phase, run, log, guest)
+    if unfetched and not verdict.guest_failed:
+        verdict = Verdict("failed", error_type=DownloadFailed.__name__, error_message=unfetched)
+    urls = tuple(download.url for download in downloads)
+    return _report(job, run, log, guest, isolation, verdict, urls, time.monotonic() - started)
 
 
 def _absolute(path: Path) -> Path:
@@ -381,10 +392,10 @@ def _report(
     log: ExchangeLog,
     guest: GuestCheck,
     isolation: Isolation,
+    verdict: Verdict,
     downloads: tuple[str, ...],
     took_s: float,
 ) -> PhaseResult:
-    verdict = interpret_results(job.phase, run, log, guest)
     answer = run.answer or {}
     return PhaseResult(
         phase=job.phase,
@@ -404,7 +415,6 @@ def _report(
         duration_s=took_s,
         isolation=isolation.kind,
         isolation_reason=isolation.reason,
-        network=isolation.network,
         evaluator_revision=job.env.revision,
         numpy=job.env.numpy,
         downloads=downloads,

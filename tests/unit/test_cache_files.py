@@ -32,3 +32,22 @@ def test_only_plain_files_are_collected(tmp_path: Path, monkeypatch: pytest.Monk
     os.mkfifo(cache / "pipe")
     (cache / "folder").mkdir()
     assert cache_files.collect(cache, ["a.out", "big", "link", "pipe", "folder", "missing"]) == {"a.out": b"yes\n"}
+
+
+def test_downloads_have_the_names_that_canonical_code_looks_for(tmp_path: Path) -> None:
+    files = [{"url": "https://x.example/a.txt", "path": "/home/user/b.txt"}]
+    task: dict[str, Any] = {
+        "config": [{"type": "download", "parameters": {"files": files}}, {"type": "login", "parameters": {}}],
+        "evaluator": {
+            "postconfig": [{"type": "update_browse_history", "parameters": {"history": []}}],
+            "result": {"type": "cloud_file", "path": ["u1", "u2", "u3"], "dest": ["one", "../two", "three"]},
+            "expected": [{"type": "cloud_file", "path": "u1", "dest": "one"}, {"type": "rule"}],
+        },
+    }
+    (tmp_path / "three").touch()
+    prepare, postconfig, evaluate = (
+        cache_files.missing_downloads(task, phase, tmp_path) for phase in ("prepare", "postconfig", "evaluate")
+    )
+    assert [(file.url, file.name[36:]) for file in prepare] == [("https://x.example/a.txt", "_b.txt")]
+    assert [file.name for file in postconfig] == ["history_new.sqlite"]
+    assert evaluate == (cache_files.Download("u1", "one"),)

@@ -73,14 +73,14 @@ def test_what_a_setup_would_fetch_is_known_and_a_seeded_cache_needs_nothing(tmp_
         **task(),
         "config": [{"type": "download", "parameters": {"files": [{"url": URL, "path": "/home/user/in.docx"}]}}],
     }
-    assert missing_downloads(wanting, "prepare", tmp_path) == (URL,)
+    assert [file.url for file in missing_downloads(wanting, "prepare", tmp_path)] == [URL]
     (tmp_path / f"{uuid.uuid5(uuid.NAMESPACE_URL, URL)}_in.docx").write_bytes(b"x")
     assert missing_downloads(wanting, "prepare", tmp_path) == ()
 
 
 def test_what_an_evaluation_would_fetch_is_known(tmp_path: Path) -> None:
     one = task(expected={"type": "cloud_file", "path": URL, "dest": "gold.docx"})
-    assert missing_downloads(one, "evaluate", tmp_path) == (URL,)
+    assert [file.url for file in missing_downloads(one, "evaluate", tmp_path)] == [URL]
     assert missing_downloads(one, "prepare", tmp_path) == ()
     (tmp_path / "gold.docx").write_bytes(b"x")
     assert missing_downloads(one, "evaluate", tmp_path) == ()
@@ -89,7 +89,7 @@ def test_what_an_evaluation_would_fetch_is_known(tmp_path: Path) -> None:
         result=[{"type": "vm_file", "path": "/a", "dest": "a"}],
         expected=[{"type": "cloud_file", "multi": True, "path": [URL, URL + "2"], "dest": ["gold.docx", "b"]}],
     )
-    assert missing_downloads(several, "evaluate", tmp_path) == (URL + "2",)
+    assert [file.url for file in missing_downloads(several, "evaluate", tmp_path)] == [URL + "2"]
 
 
 def test_a_log_is_bounded_and_keeps_both_ends(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ async def test_code_of_the_agent_is_locked_in(run: Run, guest: HttpGuest, tmp_pa
         seed(tmp_path, "suite.py", b"import agent\ndef test():\n    return agent.found == []\n")
         result = await run("evaluate", suite)
     log = await asyncio.to_thread(result.log_path.read_text)
-    assert (result.isolation, result.network) == ("bwrap", "none"), result.isolation_reason
+    assert result.isolation == "bwrap", result.isolation_reason
     assert (result.status, result.value) == ("ok", 1.0), log
     assert "spy: []" in log
 
@@ -122,20 +122,12 @@ async def test_a_seeded_download_reaches_the_guest_without_a_network(
     assert b'name="file_path"\r\n\r\n/home/user/deck.pptx' in sent
 
 
-async def test_a_file_still_to_fetch_opens_the_network_of_the_machine(run: Run) -> None:
-    wanting = task(expected={"type": "cloud_file", "path": "http://127.0.0.1:1/gold.txt", "dest": "gold.txt"})
-    result = await run("evaluate", wanting)
-    assert (result.network, result.downloads) == ("host", ("http://127.0.0.1:1/gold.txt",))
-    assert (result.status, result.value, result.error_type) == ("failed", None, "ConnectionError")
-    assert not result.guest_failed
-
-
 async def test_without_bubblewrap_the_result_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "_found", {})
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     result = await run("evaluate", task())
-    assert (result.value, result.isolation, result.network) == (1.0, "none", "host")
+    assert (result.value, result.isolation) == (1.0, "none")
     assert "bwrap is not installed" in result.isolation_reason
     monkeypatch.setenv("ROLLBOOK_EVALUATOR_ISOLATION", "bwrap")
     with pytest.raises(ConfigError, match="bubblewrap does not work"):
@@ -165,7 +157,7 @@ async def test_a_trial_without_a_result_is_not_remembered(
         busy.setattr(isolation.Isolation, "command", lambda *_: [str(stand_in), "last"])
         busy.setattr(shutil, "which", lambda name: str(stand_in))
         with pytest.raises(ConfigError, match="trial of bubblewrap"):
-            await isolation.choose_isolation(env, "none")
+            await isolation.choose_isolation(env)
     assert isolation._found == {}
     with monkeypatch.context() as refused:
         stand_in.write_text("#!/bin/sh\necho bwrap: no permission\nexit 1\n")

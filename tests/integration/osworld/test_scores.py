@@ -219,8 +219,12 @@ async def test_a_garbled_answer_spoils_a_postconfig(run: Run, guest: HttpGuest) 
     assert (result.status, result.value, result.guest_failed) == ("failed", None, True)
 
 
-async def test_the_guest_does_not_send_the_evaluator_to_the_host(run: Run, guest: HttpGuest) -> None:
-    """A task that downloads has the machine's network: a redirect fetched from its loopback, and scored 1.0."""
+async def test_the_guest_does_not_send_the_evaluator_to_the_host(
+    run: Run, guest: HttpGuest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without isolation a redirect would be fetched from the machine's loopback, and scored 1.0."""
+    monkeypatch.setenv("ROLLBOOK_EVALUATOR_ISOLATION", "none")
+    monkeypatch.setenv("ROLLBOOK_DOWNLOAD_PRIVATE", "1")
     async with HttpGuest(routes={"/internal": command("yes\n"), "/gold": b"no"}) as service:
 
         async def redirect(_: web.BaseRequest) -> web.StreamResponse:
@@ -235,7 +239,7 @@ async def test_the_guest_does_not_send_the_evaluator_to_the_host(run: Run, guest
         )
         result = await run("evaluate", either)
         assert "/internal" not in service.paths()
-    assert (result.network, result.status, result.value, result.guest_failed) == ("host", "failed", None, True)
+    assert (result.isolation, result.status, result.value, result.guest_failed) == ("none", "failed", None, True)
     assert [(e.path, e.outcome, e.status) for e in result.failures] == [("/execute", "redirected", 307)]
 
 
