@@ -23,6 +23,7 @@ from models.outcome import (
     classify,
     reward_of,
 )
+from models.sanitize import SURROGATE, find_unstorable
 
 _TERMINAL: dict[str | None, TerminalAction] = {"agent_done": "DONE", "agent_fail": "FAIL"}
 _KNOWN = frozenset((*Infra, *INCOMPLETE, *ELIGIBLE))
@@ -54,6 +55,8 @@ def read_row(raw: Any, reward_mode: RewardMode) -> ImportedRow:
     """Read one result; raises ValueError that names the field."""
     if not isinstance(raw, dict):
         raise ValueError("a row must be a JSON object")
+    if (field := find_unstorable(raw, chars=SURROGATE)) is not None:  # no digest of such a row exists
+        raise ValueError(f"{field or 'a key'}: must not contain an unpaired surrogate")
     eligible, modern = _eligible(raw)
     termination = _termination(raw, eligible)
     facts = _facts(raw, termination)

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 LARGEST_COUNT = 2**31 - 1
@@ -32,14 +33,14 @@ def sanitize(value: Any) -> Any:
     return value
 
 
-def find_unstorable(value: Any, path: str = "") -> str | None:
+def find_unstorable(value: Any, path: str = "", chars: re.Pattern[str] = UNSTORABLE) -> str | None:
     """Path of the first string or key that Postgres cannot hold, for instance `tasks.ids`; None without any."""
     if isinstance(value, str):
-        return path if UNSTORABLE.search(value) else None
+        return path if chars.search(value) else None
     if isinstance(value, dict):
-        keys = (find_unstorable(key, path) for key in value)
-        items = (find_unstorable(item, f"{path}.{key}" if path else str(key)) for key, item in value.items())
+        keys = (find_unstorable(key, path, chars) for key in value)
+        items = (find_unstorable(item, f"{path}.{key}" if path else str(key), chars) for key, item in value.items())
         return next((place for place in (*keys, *items) if place is not None), None)
     if isinstance(value, list):
-        return next((place for item in value if (place := find_unstorable(item, path)) is not None), None)
+        return next((place for item in value if (place := find_unstorable(item, path, chars)) is not None), None)
     return None

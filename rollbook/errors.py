@@ -186,7 +186,7 @@ class CallError(ModelCallFailed):
 
 
 class ContextOverflow(CallError):
-    """The prompt and the reply do not fit into the model's context."""
+    """The prompt and the reply do not fit into the model's context, or the body is too large for the server (413)."""
 
     failure_kind = "context_overflow"
 

@@ -31,6 +31,7 @@ from rollbook.policies.client import (
     RateLimited,
     TransportFailed,
 )
+from rollbook.policies.client.faults import OVERFLOW as OVERFLOW_WORDS
 from rollbook.policies.client.request import MEDIA_SCHEME, OWNED, request_body, serialise
 from rollbook.policies.imaging import seen
 from rollbook.policies.protocols.base import ModelProtocol, Parsed, ReplyView, failed
@@ -249,8 +250,14 @@ class ModelPolicy:
         )
 
     def _overflow(self, sent: _SentCall, error: ContextOverflow) -> Answer:
-        """The context did not fit: fewer images, planned again from the state that the step began with."""
+        """The context did not fit: fewer images, planned again from the state that the step began with.
+
+        A body that is too large although it cannot shrink is refused by a limit of the server or of a proxy, not by
+        the model's context: no outcome of the policy.
+        """
         smaller = sent.planned.smaller
+        if smaller is None and error.status == 413 and not OVERFLOW_WORDS.search(str(error)):
+            return self._failed(sent, error, TRANSPORT, repeatable=False)
         return Answer(
             policy_stop_reason="model_context_overflow" if smaller is None else None,
             response=error.body or None,

@@ -59,6 +59,7 @@ async def instead(
         "unauthorized": lambda: error(401, "Incorrect API key provided", code="invalid_api_key"),
         "bad_request": lambda: error(400, "temperature must be non-negative"),
         "not_found": lambda: error(404, "Not Found"),
+        "too_large": lambda: web.Response(status=413, text="<html>Request Entity Too Large</html>"),
         "server_error": lambda: error(500, "EngineCore encountered an issue"),
         "error_within_200": lambda: web.json_response({"error": {"message": "Provider returned error", "code": 502}}),
         "no_json": lambda: web.Response(text="<html>welcome</html>"),

@@ -33,6 +33,7 @@ Fault = Literal[
     "unauthorized",
     "bad_request",
     "not_found",
+    "too_large",
     "server_error",
     "error_within_200",
     "no_json",

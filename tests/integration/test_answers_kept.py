@@ -276,7 +276,14 @@ def completion(content: bytes = b'"x"', usage: bytes = b"{}", more: bytes = b"")
     )
 
 
-NO_COMPLETIONS = {"no JSON": b"<html>" + b"x" * 20_000, "no object": b"[1, 2]", "nothing": b""}
+CALL = b'{"function": {"name": "computer", "arguments": {"action": "left_click", "coordinate": [1, 2]}}}'
+FAILED = b'"finish_reason": "error", "error": {"message": "Provider returned error", "code": 502}'
+NO_COMPLETIONS = {
+    "no JSON": b"<html>" + b"x" * 20_000,
+    "no object": b"[1, 2]",
+    "nothing": b"",
+    "a failed generation": b'{"choices": [{"message": {"content": "x", "tool_calls": [%s]}, %s}]}' % (CALL, FAILED),
+}
 SENT = {
     "tool calls that are no list": completion(more=b', "tool_calls": 5'),
     "NaN in arguments": completion(more=b', "tool_calls": [%s]' % NO_NUMBERS),
@@ -293,6 +300,15 @@ SENT = {
     "long": completion(b'"%s"' % (b"x" * 2_000_000)),
     **NO_COMPLETIONS,
 }
+
+
+async def test_a_body_too_large_with_one_image_is_a_refusal_and_no_outcome(step: Step) -> None:
+    step.answers(lambda call: Reply(fault="too_large"))
+    with pytest.raises(ApplicationError, match="HTTP 413") as raised:
+        await step.decide()
+    assert (raised.value.type, raised.value.non_retryable) == ("model_call_failed", True)
+    [row] = (await step.recorded()).calls
+    assert (row.failure_kind, row.policy_stop_reason, row.completed) == ("transport_error", None, False)
 
 
 @pytest.mark.parametrize("name", SENT)

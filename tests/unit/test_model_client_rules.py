@@ -252,6 +252,10 @@ def test_a_reply_in_its_parts() -> None:
         {"choices": [{"message": {"content": "a"}}, {"message": {"content": "b"}}]},
         {"choices": [{"message": {"content": "half"}, "finish_reason": "abort"}]},
         {"error": {"message": "upstream died", "code": 502}},
+        {"error": "upstream died", "choices": [{"message": {"content": "half", "tool_calls": [{"id": "1"}]}}]},
+        {"choices": [{"message": {"content": "half"}, "finish_reason": "error"}]},
+        {"choices": [{"message": {"content": "half"}, "error": {"message": "Provider returned error", "code": 502}}]},
+        {"choices": [{"message": {"content": "half", "error": {"message": "died", "type": "server_error"}}}]},
     ],
 )
 def test_what_is_no_completion_is_a_transport_failure(document: Any) -> None:
@@ -259,9 +263,29 @@ def test_what_is_no_completion_is_a_transport_failure(document: Any) -> None:
         reads(document)
 
 
-def test_an_error_within_a_success_is_taken_for_what_it_is() -> None:
-    with pytest.raises(RateLimited):
-        reads({"error": {"message": "slow down", "code": 429}})
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"message": "slow down", "code": 429}, RateLimited),
+        ({"message": "slow down", "code": "rate_limit_exceeded"}, RateLimited),
+        ({"message": "Overloaded", "type": "overloaded_error"}, RateLimited),
+        ({"message": "no such key", "code": "401"}, AuthFailed),
+        ({"message": "wrong", "type": "invalid_request_error"}, BadRequest),
+        ({"message": "prompt is too long: 9 tokens > 8 maximum"}, ContextOverflow),
+    ],
+)
+def test_an_error_within_a_success_is_taken_for_what_it_is(error: Any, kind: type[Exception]) -> None:
+    half = {"message": {"content": "half"}}
+    for document in ({"error": error}, {"error": error, "choices": [half]}, {"choices": [half | {"error": error}]}):
+        with pytest.raises(kind) as raised:
+            reads(document)
+        assert raised.value.body == json.dumps(document).encode()  # type: ignore[attr-defined]
+
+
+def test_an_empty_error_is_none() -> None:
+    """Some servers write the field always."""
+    choice = {"message": {"content": "whole", "error": None}, "error": None, "finish_reason": "stop"}
+    assert reads({"error": None, "choices": [choice]}).content == "whole"
 
 
 def test_a_reply_with_a_secret_keeps_neither_it_nor_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +313,14 @@ OVERFLOWS = [
     "the request exceeds the available context size. try increasing the context size",
     "prompt is too long: 9000 tokens > 8192 maximum",
     "Please reduce the length of the messages or completion.",
+    "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+    "input length and `max_tokens` exceed context limit: 190000 + 32000 > 200000",
+    "The input token count (1196265) exceeds the maximum number of tokens allowed (1048576).",
+    "The input token count exceeds the maximum number of tokens allowed 1048576.",
+    "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]",
+    "Trying to keep the first 4931 tokens when context the overflows. However, the model is loaded with context length "
+    "of only 4096 tokens, which is not enough. Try to load the model with a larger context length.",
+    "Invalid request: Your request exceeded model token limit: 8192",
 ]
 
 
@@ -299,6 +331,10 @@ def answer(status: int, message: str, code: str | None = None) -> ModelCallFaile
 @pytest.mark.parametrize("message", OVERFLOWS)
 def test_context_overflow_in_the_words_of_many_servers(message: str) -> None:
     assert isinstance(answer(400, message), ContextOverflow)
+
+
+def test_a_body_that_is_too_large_is_an_overflow_in_any_words() -> None:
+    assert isinstance(refusal(413, b"<html>Request Entity Too Large</html>", {}), ContextOverflow)
 
 
 def test_context_overflow_by_code() -> None:
@@ -346,6 +382,11 @@ def test_a_refused_request_for_token_ids_names_the_way_out() -> None:
         ({"retry-after": "99999"}, 600.0),
         ({"retry-after": "-3"}, 5.0),
         ({"retry-after": "soon"}, 5.0),
+        ({"retry-after": "99999999999"}, 5.0),
+        ({"retry-after": "9" * 400}, 5.0),
+        ({"retry-after-ms": "9" * 20}, 5.0),
+        ({"retry-after": "Sun, 06 Nov 2994 08:49:47 GMT"}, 5.0),
+        ({"retry-after": "Sun, 06 Nov 1994 08:49:47 +99999999999999"}, 5.0),
         ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
         ({"retry-after": "Sun, 06 Nov 1994 08:49:47 GMT"}, 10.0),
         ({"retry-after": "Sun, 06 Nov 1994 08:00:00 GMT"}, 0.0),

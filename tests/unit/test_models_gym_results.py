@@ -154,3 +154,17 @@ def test_which_rows_stand_beside_a_result() -> None:
     assert is_not_terminal(OLD | {"_ng_failure_terminal": False})
     with pytest.raises(ValueError, match="_ng_failure_terminal: must be true or false, not 0"):
         is_not_terminal(OLD | {"_ng_failure_terminal": 0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"task_id": "\ud800"}, "task_id"),
+        ({"verifier_metadata": {"task_id": "t", "note": ["a", "\udfff"]}}, "verifier_metadata.note"),
+        ({"error": "half a pair: \ud83d"}, "error"),
+        ({"\ud800": 1}, "a key"),
+    ],
+)
+def test_half_a_surrogate_pair_names_its_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{field}: must not contain an unpaired surrogate"):
+        read_row(OLD | changes, "binary")

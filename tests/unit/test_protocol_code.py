@@ -76,6 +76,9 @@ def test_code_sections_in_every_accepted_form(section: str) -> None:
         "<think>## Code:\npyautogui.click(1, 2)</think>\nI am not sure.",
         "<think>## Code:\npyautogui.click(1, 2)",
         "draft ## Code\n## Code:\npyautogui.click(1, 2)\n</think>",
+        "Let me see. <think>## Code:\npyautogui.click(1, 2)",
+        "<think>a</think>\nWait.\n<think>\n## Code:\npyautogui.click(1, 2)",
+        "## Thought:\nx\n<think>\n## Code:\npyautogui.click(1, 2)",
         "## Code:\nI would click at (1, 2).",
         "## Code:\npyautogui.click(1, 2)\nThis clicks the button.",
         "## Code:\n```python\npyautogui.click(1, 2\n```",
@@ -103,6 +106,7 @@ def test_thinking_is_kept_and_skipped() -> None:
     assert parsed.thought == "Let me see. ## Code: x()"
     assert parse("## Code:\npyautogui.click(1, 2)", reasoning="Hm.").thought == "Hm."
     assert parse("<think>Hm.</think>" + reply("x()")).thought == "A window is open."
+    assert parse("<think>a</think>" + reply("x()") + "\n<think>## Code:\ny()").actions == ["x()"]
 
 
 @pytest.mark.parametrize(

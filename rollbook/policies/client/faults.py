@@ -100,16 +100,26 @@ OVERFLOW = re.compile(
             r"maximum (allowed )?(input|prompt) length",
             r"maximum input (token )?(length|count)",
             r"reduce the length of (the|your) (messages|prompt|input)",
+            r"input token count\b.{0,40}exceeds the maximum number of tokens",
+            r"range of input length should be",
+            r"context (the )?overflows",
+            r"loaded with (a )?context length of only",
+            r"input length and `?max_tokens`? exceed context limit",
+            r"exceeded (the )?model token limit",
+            r"context_window_exceeded",
         )
     ),
     re.IGNORECASE,
 )
-"""Wordings of servers for a prompt that does not fit: OpenAI, vLLM, SGLang, TGI, llama.cpp and gateways before them."""
+"""Wordings of servers for a prompt that does not fit: OpenAI, vLLM, SGLang, TGI, llama.cpp, xAI, Anthropic, Gemini,
+DashScope, LM Studio, Moonshot and gateways before them."""
 
 _CONTEXT_SIZE = re.compile(r"(?:maximum context length|max_model_len)\D{0,30}?(\d{2,9})", re.IGNORECASE)
 
 DEFAULT_RETRY_S = 5.0
 LONGEST_RETRY_S = 600.0
+ABSURD_RETRY_S = 7 * 86400.0
+"""A longer wish than the longest quota window is a mistake of the server (a date, milliseconds), not a wish."""
 SHOWN = 600
 
 
@@ -143,7 +153,7 @@ def refusal(
         return RateLimited(about, retry_after_s=retry_after_s(headers), status=status, body=body)
     if status in (401, 403):
         return AuthFailed(f"{about}; the key of the endpoint profile is not accepted", status=status, body=body)
-    if status in (400, 413, 422) and OVERFLOW.search(said):
+    if status == 413 or (status in (400, 422) and OVERFLOW.search(said)):
         return _overflow(about, said, status, body, max_output_tokens)
     if status in (408, 425) or status >= 500:
         return TransportFailed(about, status=status, body=body)
@@ -172,19 +182,22 @@ def _hint(status: int, said: str, model: str) -> str:
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float:
-    """Seconds to wait by `Retry-After` (seconds or a date) or `Retry-After-Ms`; 5 without one, at most 600."""
+    """Seconds to wait by `Retry-After` (seconds or a date) or `Retry-After-Ms`; 5 without a sane one, at most 600."""
     if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
-        return min(milliseconds / 1000, LONGEST_RETRY_S)
+        return _bounded(milliseconds / 1000)
     said = headers.get("retry-after")
     if (seconds := _number(said)) is not None:
-        return min(seconds, LONGEST_RETRY_S)
+        return _bounded(seconds)
     if said is not None:
         try:
-            wait = (parsedate_to_datetime(said) - (now or datetime.now(UTC))).total_seconds()
-        except (ValueError, TypeError):
+            return _bounded((parsedate_to_datetime(said) - (now or datetime.now(UTC))).total_seconds())
+        except (ValueError, TypeError, OverflowError):
             return DEFAULT_RETRY_S
-        return min(max(wait, 0.0), LONGEST_RETRY_S)
     return DEFAULT_RETRY_S
+
+
+def _bounded(seconds: float) -> float:
+    return DEFAULT_RETRY_S if seconds > ABSURD_RETRY_S else min(max(seconds, 0.0), LONGEST_RETRY_S)
 
 
 def _number(text: str | None) -> float | None:

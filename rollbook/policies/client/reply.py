@@ -22,7 +22,7 @@ from typing import Any
 from models.identity import canonical_json
 from models.sanitize import LARGEST_COUNT, sanitize
 from rollbook.errors import CallError, TransportFailed
-from rollbook.policies.client.faults import complaint, read_json, refusal
+from rollbook.policies.client.faults import OVERFLOW, complaint, read_json, refusal
 from rollbook.redaction import redact_bytes, redact_value
 
 _TOKEN_ID = "token_id:"
@@ -47,6 +47,25 @@ WITHHELD = TokenEvidence(
     None, None, None, ("exact_prompt_token_ids_unavailable", "exact_sampled_token_ids_unavailable")
 )
 """For a call out of which a secret was taken: its tokens would still spell it."""
+
+FAILED_GENERATIONS = ("abort", "error", "network_error", "insufficient_system_resource")
+"""Values of `finish_reason` by which servers say that they failed half way: SGLang, OpenRouter, Zhipu, DeepSeek.
+`content_filter` is none of them: it is about what the model wrote."""
+
+ERROR_NAMES = {
+    "invalid_request_error": 400,
+    "invalid_argument": 400,
+    "authentication_error": 401,
+    "invalid_api_key": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "model_not_found": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "overloaded_error": 503,
+}
+"""HTTP statuses of the names that OpenAI, Anthropic and Gemini give to errors."""
 
 _EXTENSIONS = ("meta_info", "sgl_ext", "sglext")
 _SPELLING = ("token_ids", "prompt_token_ids", "logprobs", "routed_experts", *_EXTENSIONS)
@@ -239,14 +258,14 @@ def _read(raw: bytes, asked: Asked, queued_s: float, latency_s: float) -> ChatRe
     if withheld:
         reply = sanitize(without_tokens(reply))
         raw = json.dumps(reply, ensure_ascii=False).encode()
-    if "error" in reply and not reply.get("choices"):  # some gateways report failures with status 200
-        failure = refusal(_status_within(reply), raw, {}, asked.max_output_tokens)
-        failure.body = redact_bytes(raw)
-        raise failure
+    _check_failure(reply, raw, asked)
     choice = _choice(reply, raw)
-    if choice.get("finish_reason") == "abort":  # SGLang: the server gave up half way
-        raise TransportFailed("the server aborted the generation", status=200, body=raw)
+    _check_failure(choice, raw, asked)
+    if (finish := choice.get("finish_reason")) in FAILED_GENERATIONS:
+        said = f"the server reports that the generation failed (finish_reason {finish!r})"
+        raise TransportFailed(said, status=200, body=raw)
     message, problem = _message(choice)
+    _check_failure(message, raw, asked)
     tool_calls = message.get("tool_calls")
     calls = [call for call in tool_calls if isinstance(call, dict)] if isinstance(tool_calls, list) else []
     content, unlike_text = _content(message.get("content"), calls)
@@ -272,6 +291,20 @@ def _read(raw: bytes, asked: Asked, queued_s: float, latency_s: float) -> ChatRe
         normalization_error=problem or unlike_text,
         routed_experts=evidence.routed_experts,
     )
+
+
+def _check_failure(part: dict[str, Any], raw: bytes, asked: Asked) -> None:
+    """Raise the failure that a gateway reports with status 200: beside the choices, in the choice, in its message.
+
+    Text and tool calls next to it are half an answer: no one may act upon them.
+    """
+    error = part.get("error")
+    if not error:
+        return
+    said = json.dumps({"error": error}).encode()
+    failure = refusal(_status_within(error, said), said, {}, asked.max_output_tokens, asked.model)
+    failure.body = redact_bytes(raw)
+    raise failure
 
 
 def _document(raw: bytes) -> dict[str, Any]:
@@ -320,10 +353,16 @@ def _version(reply: dict[str, Any], choice: dict[str, Any]) -> str | None:
     return str(version) if isinstance(version, str | int | float) else None
 
 
-def _status_within(reply: dict[str, Any]) -> int:
-    error = reply["error"]
-    code = error.get("code") if isinstance(error, dict) else None
-    return code if type(code) is int and 400 <= code < 600 else 500
+def _status_within(error: Any, said: bytes) -> int:
+    """The HTTP status that the error names, by number or by name; 500, which may be repeated, where it names none."""
+    fields = error if isinstance(error, dict) else {}
+    for name in (fields.get(key) for key in ("code", "status", "status_code", "type")):
+        number = _number(name) if isinstance(name, str) else name
+        if type(number) is int and 400 <= number < 600:
+            return number
+        if isinstance(name, str) and name.lower() in ERROR_NAMES:
+            return ERROR_NAMES[name.lower()]
+    return 400 if OVERFLOW.search(complaint(said)) else 500
 
 
 def _text(value: Any) -> str | None:

@@ -39,15 +39,15 @@ class Section:
 def split_thinking(content: str) -> tuple[str, str]:
     """Thinking and what follows it; what was thought is never read as an answer.
 
-    Everything up to the last `</think>` is thinking, and so is everything after a `<think>` that opens the reply and
-    is not closed.
+    Everything up to the last `</think>` is thinking, and so is everything after a `<think>` that is not closed,
+    also in mid-text.
     """
     head, closing, rest = content.rpartition("</think>")
-    if closing:
-        return head.strip().removeprefix("<think>").strip(), rest
-    if content.lstrip().startswith("<think>"):
-        return content.strip().removeprefix("<think>").strip(), ""
-    return "", content
+    thinking = [head.strip().removeprefix("<think>").strip()] if closing else []
+    rest, opening, unfinished = rest.partition("<think>")
+    if opening:
+        thinking.append(unfinished.strip())
+    return "\n\n".join(thinking).strip(), rest
 
 
 def sections_of(text: str) -> list[Section]:
