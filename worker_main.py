@@ -1,4 +1,4 @@
-"""One worker process: `python worker_main.py --role orchestrate | desktop | osworld | all`.
+"""One worker process: `python -m worker_main --role orchestrate | desktop | osworld | all`.
 
 Polls the task queues of its roles until SIGTERM or SIGINT, then drains: running activities may finish within
 `ROLLBOOK_WORKER_DRAIN_S` seconds, nothing new is taken.

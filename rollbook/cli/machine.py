@@ -171,8 +171,6 @@ def bench(context: typer.Context) -> None:
 
 def worker(role: Annotated[Role, typer.Option(help="Which task queues to poll.")] = Role.ALL) -> None:
     """Run one worker process until SIGTERM or Ctrl-C; then it drains."""
-    from rollbook.stack.servers import WORKER_PROGRAM
+    from rollbook.stack.servers import WORKER_COMMAND
 
-    if not WORKER_PROGRAM.exists():
-        raise ConfigError(f"{WORKER_PROGRAM} is missing: run this from a checkout")
-    os.execv(sys.executable, [sys.executable, str(WORKER_PROGRAM), "--role", role.value])
+    os.execv(sys.executable, [*WORKER_COMMAND, "--role", role.value])

@@ -5,6 +5,7 @@ others. The evaluator's own code reads only these.
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,13 @@ from rollbook.errors import ConfigError
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 Isolation = Literal["auto", "bwrap", "none"]
+
+
+def default_osworld_venv() -> Path:
+    """`.venv-osworld` in a checkout; inside the environment that Rollbook was installed into otherwise."""
+    # Not beside the package: site-packages belongs to pip.
+    checkout = (PROJECT_ROOT / "pyproject.toml").is_file()
+    return PROJECT_ROOT / ".venv-osworld" if checkout else Path(sys.prefix) / "osworld-venv"
 
 
 class EvaluatorSettings(BaseSettings):
@@ -31,7 +39,7 @@ class EvaluatorSettings(BaseSettings):
         validate_default=True,
     )
 
-    osworld_venv: Path = PROJECT_ROOT / ".venv-osworld"
+    osworld_venv: Path = Field(default_factory=default_osworld_venv)
     """Directory of the evaluator's own Python environment."""
     evaluator_isolation: Isolation = "auto"
     """`bwrap`: refuse to evaluate without bubblewrap. `auto`: use it where it works, and refuse without it as

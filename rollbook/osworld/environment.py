@@ -1,8 +1,8 @@
 """The evaluator's own Python environment: OSWorld's `desktop_env` 1.0.2, unmodified, without its optional giants.
 
 `python -m rollbook.osworld.environment` builds it; building again takes milliseconds while nothing changed.
-Its content is locked by hash in `requirements/osworld.txt` and `requirements/osworld-nodeps.txt`. Bytecode is compiled
-at once: without it every evaluation would spend three more seconds on imports.
+Its content is locked by hash in `rollbook/osworld/requirements`. Bytecode is compiled at once: without it every
+evaluation would spend three more seconds on imports.
 """
 
 import asyncio
@@ -19,14 +19,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rollbook.config.osworld import PROJECT_ROOT, evaluator_settings
+from rollbook.config.osworld import evaluator_settings
 from rollbook.errors import ConfigError
 
 RUNNER_VERSION = "1"
 """Raise it when a change of `rollbook/osworld/inside` may change a score."""
 
-LOCKED = PROJECT_ROOT / "requirements" / "osworld.txt"
-LOCKED_NO_DEPS = PROJECT_ROOT / "requirements" / "osworld-nodeps.txt"
+_REQUIREMENTS = Path(__file__).parent / "requirements"
+LOCKED = _REQUIREMENTS / "osworld.txt"
+LOCKED_NO_DEPS = _REQUIREMENTS / "osworld-nodeps.txt"
 _STAMP = "rollbook-evaluator.json"
 _RECIPE = "1"
 
@@ -117,7 +118,9 @@ def _revision(version: str, record_digest: str) -> str:
 
 
 def _recipe_digest() -> str:
-    parts = [_RECIPE, RUNNER_VERSION, sys.version, sys.executable, _digest(LOCKED), _digest(LOCKED_NO_DEPS)]
+    # Not the virtual environment that asks: two checkouts that share one evaluator would rebuild it in turns.
+    python = str(Path(sys.executable).resolve())
+    parts = [_RECIPE, RUNNER_VERSION, sys.version, python, _digest(LOCKED), _digest(LOCKED_NO_DEPS)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -125,7 +128,7 @@ def _digest(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except FileNotFoundError:
-        raise ConfigError(f"{path} is missing: the evaluator is built from a checkout of the project") from None
+        raise ConfigError(f"{path} is missing: install rollbook again") from None
 
 
 def _read_stamp(venv: Path) -> dict[str, Any]:

@@ -129,7 +129,8 @@ class ArtifactServer(Child):
         return self.ref is not None and listens(self.ref.pid, self.port)
 
 
-WORKER_PROGRAM = PROJECT_ROOT / "worker_main.py"
+WORKER_COMMAND = (sys.executable, "-P", "-m", "worker_main")
+"""A worker process; `-P`, so that a file in the working directory cannot take the place of a module."""
 READY_VARIABLE = "ROLLBOOK_READY_FILE"
 """A worker may write this file when it polls; otherwise its poller on the task queue shows it."""
 
@@ -162,7 +163,7 @@ class Worker(Child):
         self.ready_file.unlink(missing_ok=True)
 
     def command(self) -> Command:
-        argv = (sys.executable, str(WORKER_PROGRAM), "--role", "all")
+        argv = (*WORKER_COMMAND, "--role", "all")
         return Command(argv, cwd=PROJECT_ROOT, env={READY_VARIABLE: str(self.ready_file)})
 
     async def probe(self) -> bool:

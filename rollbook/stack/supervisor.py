@@ -29,7 +29,7 @@ from rollbook.ledger.migrate import upgrade
 from rollbook.stack.children import TOKEN_VARIABLE, Child, Restarter, StackError, stop_leftovers
 from rollbook.stack.postgres import PostgresServer
 from rollbook.stack.processes import PREFERRED, ProcessRef, choose
-from rollbook.stack.servers import WORKER_PROGRAM, ArtifactServer, TemporalServer, Worker
+from rollbook.stack.servers import ArtifactServer, TemporalServer, Worker
 from rollbook.stack.state import ChildState, StackPhase, StackState, StateDir
 
 
@@ -183,9 +183,6 @@ class Supervisor:
         return server, server.base_url
 
     async def _workers(self) -> None:
-        if not WORKER_PROGRAM.exists():
-            logger.warning("no worker is started: %s does not exist", WORKER_PROGRAM)
-            return
         async with asyncio.TaskGroup() as group:
             for number in range(self._settings.worker_processes):
                 group.create_task(self._worker("worker" if number == 0 else f"worker-{number + 1}"))

@@ -6,7 +6,6 @@
 import asyncio
 import os
 import signal
-import sys
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -30,6 +29,7 @@ from rollbook.ledger import Ledger
 from rollbook.ledger.migrate import upgrade
 from rollbook.osworld.tasksets import read_task_set
 from rollbook.policies.scripted import read_script
+from rollbook.stack.servers import WORKER_COMMAND
 from rollbook.temporal.namespace import worker_identity
 from rollbook.temporal.plugin import RollbookPlugin
 from rollbook.worker.services import Services, open_services
@@ -183,8 +183,7 @@ class WorkerProcess:
         self.ready_file.unlink(missing_ok=True)
         with self._log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                str(PROJECT_ROOT / "worker_main.py"),
+                *WORKER_COMMAND,
                 "--role",
                 self._role,
                 env=self.environment(),
