@@ -34,10 +34,11 @@ test: setup ## the tests that a change must not break, two at a time (servers ar
 test-all: setup ## all tests, the slow ones too: races, migrations, the state machine, crashes, rehearsal, fidelity
 	@$(PYTEST) $(ARGS)
 
-lint: python ## ruff, mypy and the wording check
+lint: python ## ruff, mypy, the imports between packages and the wording check
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
+	@.venv/bin/lint-imports
 	@.venv/bin/python scripts/check_wording.py
 
 format: python ## format the code
@@ -57,5 +58,5 @@ histories: setup ## record the histories that the replay test replays, on real d
 	@.venv/bin/python -m tests.record_histories
 
 clean: down ## remove what setup and the tools made in this directory (not the ledger: that is in the state directory)
-	rm -rf .venv .venv-osworld build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-osworld build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -36,6 +36,8 @@ RollbookError
 
 from typing import ClassVar, Literal
 
+from rollbook.redaction import redact, redact_bytes
+
 BODY_LIMIT = 16 * 1024
 """Bytes of a refusal's body that are kept as evidence. The body of a 200 is a model's answer: it is kept whole."""
 
@@ -176,13 +178,11 @@ class CallError(ModelCallFailed):
     """True if the same request may succeed later."""
 
     def __init__(self, message: str, *, status: int | None = None, body: bytes = b"") -> None:
-        # redaction needs the settings, which need this module
-        from rollbook.redaction import redact, redact_bytes
-
         super().__init__(redact(message))
         self.status = status
         """HTTP status; None when there was no answer."""
-        self.body = redact_bytes(body if status in (None, 200) else body[:BODY_LIMIT])
+        body = redact_bytes(body)  # before it is cut: half a secret would not be recognized
+        self.body = body if status in (None, 200) else body[:BODY_LIMIT]
 
 
 class ContextOverflow(CallError):

@@ -22,9 +22,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from pydantic import SecretStr
-
-from rollbook.config.settings import Settings
+from pydantic import BaseModel, SecretStr
 
 MARK = "[redacted]"
 SHORTEST = 4
@@ -218,7 +216,7 @@ def redact_value(value: Any) -> Any:
     return SECRETS.value(value)
 
 
-def register_settings(settings: Settings) -> None:
+def register_settings(settings: BaseModel) -> None:
     """Add every secret of the settings, and those of libraries that read the environment themselves."""
     for name in type(settings).model_fields:
         value = getattr(settings, name)
