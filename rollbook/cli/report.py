@@ -113,6 +113,10 @@ def _print_reruns(rows: list[Row]) -> None:
     if whole["attempts"] > whole["planned"]:
         attempts, planned = several(whole["attempts"], "attempt"), several(whole["planned"], "rollout")
         say(f"{attempts} for {planned}; {several(whole['reruns'], 'rerun')} requested")
+    if further := whole["further_attempts"]:
+        word = "attempt was" if further == 1 else "attempts were"
+        say(f"{further} further {word} made after the agent had acted; success of first attempts, of planned: "
+            f"{_rate(whole, 'first_attempts')}")  # fmt: skip
     if whole["superseded"]:
         word = "result that had counted was" if whole["superseded"] == 1 else "results that had counted were"
         say(f"{whole['superseded']} {word} superseded: run again on request")

@@ -109,6 +109,10 @@ def _row(domain: str, **changes: object) -> dict[str, object]:
     }
     return {**row, **counted, **rates, "reruns": 1, "superseded": 0, "evaluated_then_closed": 0} | {
         "desktop_broken": 0,
+        "further_attempts": 0,
+        "binary_success_rate_of_first_attempts": 0.0,
+        "wilson_low_of_first_attempts": 0.0,
+        "wilson_high_of_first_attempts": 0.49,
         **changes,
     }
 
@@ -134,6 +138,15 @@ def test_one_superseded_result_is_one(capsys: pytest.CaptureFixture[str]) -> Non
     assert "1 result that had counted was superseded" in told
     assert "1 attempt was evaluated and then did not count" in told
     assert "1 rerun requested" in told
+
+
+def test_further_attempts_and_broken_desktops_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    print_scoreboard([_row("(all)", further_attempts=2, desktop_broken=1)])
+    lines = capsys.readouterr().out
+    assert (
+        "2 further attempts were made after the agent had acted; success of first attempts, of planned: 0.0%" in lines
+    )
+    assert "1 attempt broke the desktop after the agent acted" in lines
 
 
 def test_addresses_in_a_terminal_table_are_whole_links(

@@ -461,6 +461,22 @@ WHERE batch_id = :batch_id AND evaluation.completed AND NOT runtime_eligible
         SELECT FROM rerun_request AS again
         WHERE again.rollout_key = outcome.rollout_key AND after_attempt = outcome.attempt_index));
 
+-- name: notice further_attempt
+SELECT rollout.rollout_key AS subject, 'attempt ' || later.attempt_index || ' was made although the agent had acted in attempt '
+    || acted.attempt_index || '; attempt ' || ended.attempt_index || ' ended as ' || termination_reason
+    || coalesce(', cause ' || seen.cause || ': ' || seen.cause_detail, '') AS detail
+FROM rollout
+CROSS JOIN LATERAL (
+    SELECT attempt_index FROM model_call WHERE model_call.rollout_key = rollout.rollout_key AND current_attempt > 1
+        AND decides AND jsonb_array_length(actions) > 0
+    ORDER BY attempt_index LIMIT 1) AS acted
+JOIN attempt AS later USING (rollout_key)
+JOIN outcome AS ended USING (rollout_key)
+LEFT JOIN examination AS seen ON seen.rollout_key = ended.rollout_key AND seen.attempt_index = ended.attempt_index
+WHERE batch_id = :batch_id AND later.attempt_index > acted.attempt_index
+    AND ended.attempt_index = later.attempt_index - 1
+ORDER BY plan_order, later.attempt_index;
+
 -- name: notice desktop_broken
 SELECT rollout_key AS subject, 'attempt ' || attempt_index || ' of policy '
     || coalesce(contract -> 'policy' ->> 'model', contract -> 'policy' ->> 'kind') || ' broke its desktop: '

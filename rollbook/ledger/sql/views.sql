@@ -129,8 +129,18 @@ WITH scored AS (
            count(*) FILTER (WHERE masked) AS masked,
            count(*) FILTER (WHERE admitted AND score >= 1) AS binary_success_count,
            coalesce(sum(score) FILTER (WHERE admitted), 0) AS score_sum,
-           sum(attempts) AS attempts
-    FROM rollout_result AS result CROSS JOIN LATERAL (VALUES (result.domain), ('(all)')) AS part (domain)
+           sum(attempts) AS attempts,
+           -- the first attempt in which the agent acted is its own; whatever follows is another throw of the dice
+           coalesce(sum(greatest(attempts - acted.attempt_index, 0)), 0) AS further_attempts,
+           count(*) FILTER (WHERE admitted AND score >= 1
+               AND (acted.attempt_index IS NULL OR selected_attempt <= acted.attempt_index)) AS first_success_count
+    FROM rollout_result AS result
+    LEFT JOIN LATERAL (
+        SELECT attempt_index FROM model_call
+        WHERE model_call.rollout_key = result.rollout_key AND result.attempts > 1
+            AND decides AND jsonb_array_length(actions) > 0
+        ORDER BY attempt_index LIMIT 1) AS acted ON true
+    CROSS JOIN LATERAL (VALUES (result.domain), ('(all)')) AS part (domain)
     GROUP BY batch_id, part.domain
 ), again AS (
     SELECT batch_id, part.domain, count(*) AS reruns, count(*) FILTER (WHERE supersede) AS superseded
@@ -167,7 +177,10 @@ SELECT batch_id, domain, planned, admitted, masked, binary_success_count,
        wilson_high(binary_success_count, admitted) AS wilson_high_of_admitted,
        scored.attempts, coalesce(reruns, 0) AS reruns, coalesce(superseded, 0) AS superseded,
        coalesce(evaluated_then_closed, 0) AS evaluated_then_closed,
-       coalesce(broken.attempts, 0) AS desktop_broken
+       coalesce(broken.attempts, 0) AS desktop_broken, further_attempts,
+       first_success_count::float8 / planned AS binary_success_rate_of_first_attempts,
+       wilson_low(first_success_count, planned) AS wilson_low_of_first_attempts,
+       wilson_high(first_success_count, planned) AS wilson_high_of_first_attempts
 FROM scored LEFT JOIN again USING (batch_id, domain) LEFT JOIN known USING (batch_id, domain)
 LEFT JOIN broken USING (batch_id, domain)
 ORDER BY batch_id, domain_rank(domain), domain;

@@ -252,7 +252,7 @@ async def test_findings_say_what_is_wrong(batch: Kit) -> None:
 async def test_notices_do_not_fail_an_audit(batch: Kit) -> None:
     report = await batch.ledger.audit(batch.batch_id)
     kinds = {notice.kind for notice in report.notices}
-    assert kinds == {"superseded", "redecided", "in_doubt"}
+    assert kinds == {"superseded", "redecided", "in_doubt", "further_attempt"}
 
 
 async def test_an_unknown_batch_is_named(ledger: Ledger) -> None:

@@ -94,7 +94,10 @@ async def test_an_admitted_rollout_runs_again_only_on_record(kit: Kit) -> None:
     await kit.run(keys[0], "run-2", score=1.0)
     assert (await kit.row(keys[0]))["selected_attempt"] == 2
     report = await kit.clean()
-    assert [(notice.kind, notice.subject) for notice in report.notices] == [("superseded", keys[0])]
+    assert [(notice.kind, notice.subject) for notice in report.notices] == [
+        ("superseded", keys[0]),
+        ("further_attempt", keys[0]),
+    ]
     (total,) = await rows(
         kit.ledger, "SELECT * FROM scoreboard WHERE batch_id = :b AND domain = '(all)'", b=kit.batch_id
     )
