@@ -34,6 +34,7 @@ from rollbook.errors import RollbookError
 from rollbook.temporal.namespace import ensure_janitor, ensure_search_attributes
 from rollbook.temporal.plugin import RollbookPlugin
 from rollbook.worker import Role
+from rollbook.worker.server_check import await_server, watch_server
 from rollbook.worker.services import Services, connect_temporal, open_services
 from workflows.batch import BenchmarkBatch
 from workflows.episode import Episode
@@ -90,12 +91,16 @@ async def serve(role: str, settings: Settings, stop: asyncio.Event) -> None:
         services = await open_services(settings, role)
         stack.push_async_callback(services.close)
         client = await connect_temporal(settings, RollbookPlugin())
-        if role in ("orchestrate", "all"):
+        await await_server(services, client)
+        orchestrates = role in ("orchestrate", "all")
+        if orchestrates:
             await ensure_search_attributes(client)
             await ensure_janitor(client, settings)
         for queue, work in queues(role, services, client).items():
             await stack.enter_async_context(make_worker(client, queue, work, settings))
             log.info("polling %s as %s", queue, role)
+        watch = asyncio.create_task(watch_server(services, client, schedules=orchestrates))
+        stack.callback(watch.cancel)
         if ready := os.environ.get("ROLLBOOK_READY_FILE"):
             await asyncio.to_thread(Path(ready).write_text, f"{os.getpid()}\n")
         await stop.wait()

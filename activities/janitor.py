@@ -7,6 +7,8 @@ and a minimum age; nothing is concluded from a failed call or an empty listing.
 from collections.abc import Awaitable, Callable
 
 from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.support import Activities, beating, implements
@@ -17,7 +19,9 @@ from models.janitor import Reconciled, ReconcileRequest
 from rollbook.errors import Fenced, RollbookError
 from rollbook.ledger.janitor import OpenBatch
 from rollbook.ledger.records import Lease, Suspect
+from rollbook.policies.registry import pinned_spec
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, remove_sandbox
+from rollbook.worker.server_check import check_server
 from rollbook.worker.services import Services
 
 SHOWN = 50
@@ -25,7 +29,7 @@ SHOWN_BYTES = 1200
 """Most names of one list in the report, and their most bytes together: the report goes into the history."""
 ROWS = 50_000
 """Open rows that one run examines, quiet ones first: far more than any window, or the rest would never be examined."""
-LISTS = ("closed", "requeued", "cancelled", "reaped", "finished", "stopped", "unattended", "doubts")
+LISTS = ("closed", "requeued", "cancelled", "reaped", "finished", "stopped", "relaunched", "unattended", "doubts")
 RUNNING_EPISODES = f"WorkflowType = '{names.EPISODE}' AND ExecutionStatus = 'Running'"
 
 
@@ -43,6 +47,7 @@ class JanitorActivities:
     @implements(RECONCILE)
     async def reconcile(self, request: ReconcileRequest) -> Reconciled:
         """One run: rows, workflows, desktops, batches, in this order."""
+        await check_server(self._services, self._client)  # before anything is concluded from a missing workflow
         async with beating() as note:
             run = Run(self._services, self._client, request)
             for what, step in run.steps():
@@ -186,7 +191,7 @@ class Run:
             self._numbers["strangers"] += len(set(keys) - {lease.sandbox_key for lease in late})
 
     async def _batches(self) -> None:
-        """Finish the cancel of batches whose workflow is gone; report other batches without a workflow."""
+        """Finish the cancel of batches without a workflow, start those again that Temporal lost, report the others."""
         for batch in await self._ledger.open_batches(*self._own, self._min_age_s):
             alive = await self._lives(batch.batch_id, "")
             if alive is None:
@@ -196,8 +201,20 @@ class Run:
             elif not alive and batch.stopping:
                 if not batch.in_flight:  # otherwise its episodes end by themselves, or `_rows` requeues them
                     self._names["stopped"].append(batch.batch_id)
-            elif not alive:
+            elif not alive and not (batch.is_lost and not batch.paused and await self._relaunched(batch.batch_id)):
                 self._names["unattended"].append(batch.batch_id)
+
+    async def _relaunched(self, batch_id: str) -> bool:
+        """Start a batch again that was lost with its Temporal server; False when it has ended on the new one since."""
+        spec = pinned_spec(await self._ledger.batch(batch_id))
+        queue = self._services.settings.task_queue_orchestrate
+        reuse = WorkflowIDReusePolicy.REJECT_DUPLICATE
+        try:
+            await self._client.start_workflow(names.BATCH, spec, id=batch_id, task_queue=queue, id_reuse_policy=reuse)
+        except WorkflowAlreadyStartedError:
+            return False
+        self._names["relaunched"].append(batch_id)
+        return True
 
     async def _cancelled_batch(self, batch: OpenBatch, alive: bool) -> None:
         """Finish the work of the batch's workflow: fence and close every open row, then cancel the episodes."""

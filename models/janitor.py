@@ -54,6 +54,8 @@ class Reconciled(Wire):
     """Cancelled batches whose workflow went away before their rows were closed: closed now, with how many rows."""
     stopped: list[str] = []
     """Stopped batches whose workflow is gone: no episode runs any more, rows stay planned."""
+    relaunched: list[str] = []
+    """Batches that Temporal lost with its database: started again with their stored spec."""
     unattended: list[str] = []
     """Batches with rows to run and no live workflow: launch them again to go on."""
     doubts: list[str] = []

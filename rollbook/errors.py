@@ -2,7 +2,8 @@
 
 RollbookError
 ├── ConfigError            a setting or profile is missing or wrong (names the setting and the fix)
-│   └── ForeignDeployment  work of another deployment that polls the same task queue; its own worker will take it
+│   ├── ForeignDeployment  work of another deployment that polls the same task queue; its own worker will take it
+│   └── ForeignServer      a Temporal server that does not have the workflows which the ledger names
 ├── InvalidInput           a spec, task or argument is wrong (names the field and the fix)
 │   └── SpecConflict       the batch exists with another contract; carries the difference
 ├── LedgerError
@@ -52,6 +53,10 @@ class ConfigError(RollbookError):
 
 class ForeignDeployment(ConfigError):
     """The work belongs to another deployment, which polls the same task queue."""
+
+
+class ForeignServer(ConfigError):
+    """This Temporal server is not the one on which the deployment's workflows live."""
 
 
 class InvalidInput(RollbookError):

@@ -143,6 +143,7 @@ LISTS = {
     "reaped": "desktops of ended attempts removed",
     "finished": "cancelled batches whose workflow went away: their rows were closed for it",
     "stopped": "stopped batches without a workflow, nothing of them runs; their rows stay planned",
+    "relaunched": "batches that Temporal had lost: started again",
     "unattended": "batches with rows to run and no live workflow: submit their spec again",
     "doubts": "could not be looked at, nothing was concluded",
 }

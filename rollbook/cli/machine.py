@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollbook.cli.command import AsJson, finish
-from rollbook.cli.connections import connect, settings
+from rollbook.cli.command import OK, AsJson, Reason, finish
+from rollbook.cli.connections import connect, open_ledger, redact_reason, settings
+from rollbook.cli.decide import whoami
 from rollbook.cli.out import note, print_fields, print_json, print_table, say
 from rollbook.config.connections import ledger_url, temporal_connect_config
 from rollbook.errors import ConfigError
-from rollbook.temporal.namespace import foreign_pollers
+from rollbook.temporal.namespace import foreign_pollers, server_of
 from rollbook.worker import Role
 
 if TYPE_CHECKING:
@@ -128,6 +129,27 @@ def doctor(as_json: AsJson = False) -> None:
 
     async def work() -> int:
         return print_checks(await examine(settings()), as_json=as_json)
+
+    finish(work())
+
+
+def adopt_temporal(reason: Reason) -> None:
+    """Let this deployment's workers use the Temporal server that TEMPORAL_ADDRESS names: the one before is lost.
+
+    Batches that lived on the lost server are started again by the Janitor.
+    """
+
+    async def work() -> int:
+        found = settings()
+        client = await connect(found)
+        server, place = await server_of(client), (found.deployment_id, client.namespace)
+        async with open_ledger(found) as ledger:
+            if await ledger.temporal_server(*place) == server:
+                say("nothing to do: it is the ledger's server already")
+                return OK
+            await ledger.adopt_temporal_server(*place, server, reason=redact_reason(found, reason), adopted_by=whoami())
+        say(f"the workflows of {place[0]} live in namespace {place[1]} ({server.namespace_id}) from now on")
+        return OK
 
     finish(work())
 

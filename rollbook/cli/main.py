@@ -53,6 +53,7 @@ for command, panel in (
     (machine.doctor, STACK),
     (machine.migrate, STACK),
     (machine.worker, STACK),
+    (machine.adopt_temporal, STACK),
     (audit.reconcile, STACK),
     (demo.demo, STACK),
     (probe.probe, SETUP),

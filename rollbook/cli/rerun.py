@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 from temporalio.client import Client
 
-from models.contract import PolicyContract
 from rollbook.cli.batches import Launch, await_registration, life_of, start_batch, state_of
 from rollbook.cli.command import OK, AsJson, BatchArgument, Failed, Reason, finish
 from rollbook.cli.connections import Links, connect, open_ledger, open_reader, redact_reason, settings
@@ -17,7 +16,7 @@ from rollbook.cli.status import follow
 from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
 from rollbook.ledger.reader import BatchRow, Reader
-from rollbook.policies.registry import policy_kind
+from rollbook.policies.registry import pinned_spec
 
 TAKEN_UP_S = 60.0
 POLL_S = 0.2
@@ -91,7 +90,7 @@ async def relaunch(client: Client, reader: Reader, found: Settings, row: BatchRo
     """
     ends_at = time.monotonic() + TAKEN_UP_S
     while time.monotonic() < ends_at:
-        launch = await start_batch(client, row.batch_id, stored_spec(row), found.task_queue_orchestrate)
+        launch = await start_batch(client, row.batch_id, pinned_spec(row), found.task_queue_orchestrate)
         if not launch.already_running:
             await _registered(client, reader, launch)
             return
@@ -118,16 +117,3 @@ async def _taken_up(client: Client, reader: Reader, batch_id: str, ends_at: floa
             return True
         await asyncio.sleep(POLL_S)
     return False
-
-
-def stored_spec(row: BatchRow) -> dict[str, Any]:
-    """The newest launch's spec with its names pinned to what they meant then, so that it plans nothing new."""
-    if row.spec is None or row.set_digest is None:
-        raise Failed(f"batch {row.batch_id} was never registered completely: submit its spec again")
-    spec = dict(row.spec)
-    spec["task_set"] = f"{spec['task_set'].partition('@')[0]}@{row.set_digest}"
-    spec["extend"] = True  # rows that an earlier launch added stay planned
-    spec["concurrency"], spec["max_attempts"] = row.concurrency, row.max_attempts
-    policy = spec["policy"]
-    spec["policy"] = policy_kind(policy["kind"]).pin(policy, PolicyContract.read(row.contract["policy"]))
-    return spec

@@ -113,6 +113,8 @@ class Settings(EvaluatorSettings):
     """Heartbeat timeout of long activities, seconds. Must exceed a fail-over of the Temporal server."""
     lease_s: float = Field(default=7200.0, ge=60)
     """Seconds a desktop's lease lasts without renewal."""
+    adopt_temporal: bool = False
+    """Take another Temporal server than the ledger's for the successor of a lost one. Set by `rollbook up` alone."""
     janitor_interval_s: float = Field(default=300.0, ge=5, le=86_400)
     """Seconds between two runs of the Janitor."""
     janitor_min_age_s: float = Field(default=120.0, ge=1)

@@ -18,7 +18,16 @@ _SHORT = {"TIMESTAMP WITH TIME ZONE": "timestamptz", "DOUBLE PRECISION": "double
 _GROUPS = {
     "Catalog": ("artifact", "task", "task_set", "task_set_member", "policy_script", "policy_script_name"),
     "Plan": ("batch", "registration", "completion", "rollout", "rerun_request"),
-    "Attempts": ("attempt", "evaluation", "examination", "outcome", "admission", "sandbox", "sighting"),
+    "Attempts": (
+        "attempt",
+        "evaluation",
+        "examination",
+        "outcome",
+        "admission",
+        "sandbox",
+        "sighting",
+        "temporal_server",
+    ),
     "Evidence": ("turn", "model_call"),
 }
 

@@ -10,7 +10,8 @@ from models.outcome import Infra
 from rollbook.ledger import tables
 from rollbook.ledger.fence import lock_rollout, read_batch
 from rollbook.ledger.outcomes import closed_from_outside, decide_next, record_outcome
-from rollbook.ledger.records import Suspect
+from rollbook.ledger.records import Suspect, TemporalServer
+from rollbook.ledger.sanitize import redact_text
 from rollbook.ledger.sql import statements
 from rollbook.ledger.store import Store, reads, writes
 
@@ -24,6 +25,7 @@ class OpenBatch:
     batch_id: str
     launch_id: str
     """The launch that its control belongs to."""
+    paused: bool
     stopping: bool
     cancelling: bool
     control_reason: str
@@ -31,12 +33,37 @@ class OpenBatch:
     """Rows that are queued or running."""
     is_quiet: bool
     """Launched so long ago that a missing workflow means something."""
+    is_lost: bool
+    """Launched on a Temporal server that was replaced since, so that its workflow is gone with it."""
     first_key: str
     """Its first planned rollout: a missing workflow of the batch itself is counted under this key."""
 
 
 class Reconciliation(Store):
     """Queries and writes of the Janitor."""
+
+    @reads
+    async def temporal_server(self, conn: AsyncConnection, deployment_id: str, namespace: str) -> TemporalServer | None:
+        """The server that a deployment's workflows live on; None before its first worker."""
+        values = {"deployment_id": deployment_id, "namespace": namespace}
+        row = (await conn.execute(_SQL["temporal_server"], values)).mappings().first()
+        return None if row is None else TemporalServer(**row)
+
+    @writes
+    async def adopt_temporal_server(
+        self,
+        conn: AsyncConnection,
+        deployment_id: str,
+        namespace: str,
+        server: TemporalServer,
+        *,
+        reason: str,
+        adopted_by: str,
+    ) -> None:
+        """Record that the workflows live on `server` from now on; what was launched before is gone with the old one."""
+        values = {"deployment_id": deployment_id, "namespace": namespace, "namespace_id": server.namespace_id}
+        values |= {"cluster_id": server.cluster_id, "reason": redact_text(reason), "adopted_by": adopted_by}
+        await conn.execute(_SQL["adopt_temporal_server"], values)
 
     @reads
     async def suspects(

@@ -323,6 +323,15 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class TemporalServer:
+    """Identity of a Temporal server, as far as workflows are concerned."""
+
+    namespace_id: str
+    cluster_id: str = field(compare=False)
+    """For people. A namespace that fails over to another cluster keeps its id and its workflows."""
+
+
+@dataclass(frozen=True, slots=True)
 class AuditReport:
     """The proof of a roll call, or what is wrong with it."""
 

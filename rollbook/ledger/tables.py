@@ -626,6 +626,27 @@ sighting = Table(
     comment="working notes of reconciliation: one missing workflow alone proves nothing",
 )
 
+temporal_server = Table(
+    "temporal_server",
+    metadata,
+    text("deployment_id", "the deployment", primary_key=True),
+    text("namespace", "Temporal namespace", primary_key=True),
+    integer(
+        "adoption_index",
+        "1, 2, … per deployment and namespace; 1 is the first worker's, later ones follow a loss",
+        primary_key=True,
+    ),
+    text("namespace_id", "id of the namespace: another one has other workflows"),
+    text("cluster_id", "id of the Temporal cluster"),
+    text("reason", "why it was adopted"),
+    text("adopted_by", "who adopted it: a worker, or a person"),
+    now("adopted_at", "when"),
+    check("temporal_server_ids", f"{not_blank('namespace_id')} AND {not_blank('cluster_id')}"),
+    check("temporal_server_said", f"{not_blank('reason')} AND {not_blank('adopted_by')}"),
+    check("temporal_server_index", "adoption_index >= 1"),
+    comment="the Temporal servers that a deployment's workflows have lived on; the newest counts",
+)
+
 
 # Observations, model calls and actions, step by step. The bytes are artifacts.
 
@@ -741,6 +762,7 @@ INSERT_ONLY = (
     task_set_member,
     policy_script,
     policy_script_name,
+    temporal_server,
     registration,
     completion,
     rerun_request,

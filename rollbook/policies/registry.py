@@ -10,11 +10,12 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from models.contract import Contract, Resolved
+from models.contract import Contract, PolicyContract, Resolved
 from models.policy import PluginPolicy
 from models.spec import BatchSpec, contract_of
 from rollbook.errors import ConfigError, InvalidInput
 from rollbook.ledger import Ledger
+from rollbook.ledger.reader import BatchRow
 from rollbook.ledger.records import AttemptContext
 from rollbook.policies.base import Lookup, Policy, PolicyKind, Sources
 from rollbook.policies.model import OpenAIKind
@@ -77,3 +78,16 @@ def contract_for(spec: BatchSpec, resolved: Resolved) -> Contract:
         return contract_of(spec, resolved)
     except ValueError as error:
         raise InvalidInput(str(error)) from error
+
+
+def pinned_spec(row: BatchRow) -> dict[str, Any]:
+    """The newest launch's spec with its names pinned to what they meant then, so that it plans nothing new."""
+    if row.spec is None or row.set_digest is None:
+        raise InvalidInput(f"batch {row.batch_id} was never registered completely: submit its spec again")
+    spec = dict(row.spec)
+    spec["task_set"] = f"{spec['task_set'].partition('@')[0]}@{row.set_digest}"
+    spec["extend"] = True  # rows that an earlier launch added stay planned
+    spec["concurrency"], spec["max_attempts"] = row.concurrency, row.max_attempts
+    policy = spec["policy"]
+    spec["policy"] = policy_kind(policy["kind"]).pin(policy, PolicyContract.read(row.contract["policy"]))
+    return spec

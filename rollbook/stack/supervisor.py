@@ -162,6 +162,9 @@ class Supervisor:
             await set_retention(server.address, self._settings.retention_days)
             address, namespace = server.address, "default"
             self._env |= {"TEMPORAL_ADDRESS": address, "TEMPORAL_NAMESPACE": namespace}
+            # Ledger and server are of one state directory: a server without the ledger's workflows has lost them.
+            own = self._settings.database_url is None
+            self._env["ROLLBOOK_ADOPT_TEMPORAL"] = str(own or self._settings.adopt_temporal)
             self._state.temporal_ui_url = server.ui_url
         self._state.temporal_address, self._state.temporal_namespace = address, namespace
         self._write()

@@ -7,7 +7,11 @@ from datetime import timedelta
 from temporalio.api.enums.v1 import IndexedValueType, TaskQueueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.api.workflowservice.v1 import (
+    DescribeNamespaceRequest,
+    DescribeTaskQueueRequest,
+    GetClusterInfoRequest,
+)
 from temporalio.client import (
     Client,
     Schedule,
@@ -20,13 +24,14 @@ from temporalio.client import (
     ScheduleUpdate,
     ScheduleUpdateInput,
 )
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from models import names
 from models.attributes import SEARCH_ATTRIBUTES
 from models.janitor import ReconcileRequest
 from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError
+from rollbook.ledger.records import TemporalServer
 
 _TYPES = {
     "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
@@ -53,6 +58,14 @@ async def ensure_search_attributes(client: Client) -> None:
             f"search attributes of namespace {client.namespace!r} cannot be checked or registered ({error.message}); "
             f"an operator can: temporal operator search-attribute create --namespace {client.namespace} {command}"
         ) from error
+
+
+async def server_of(client: Client) -> TemporalServer:
+    """Identity of the server: a namespace that was made anew, or is another cluster's, has another id."""
+    service = client.workflow_service
+    cluster = await service.get_cluster_info(GetClusterInfoRequest())
+    namespace = await service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
+    return TemporalServer(namespace_id=namespace.namespace_info.id, cluster_id=cluster.cluster_id)
 
 
 # Pollers of a task queue.
@@ -107,9 +120,21 @@ async def ensure_janitor(client: Client, settings: Settings) -> None:
     """Create the schedule, or bring an older one up to date; what an operator paused stays paused."""
     wanted = janitor_schedule(settings)
     try:
-        await client.create_schedule(schedule_id(settings.deployment_id), wanted)
+        # at once: a schedule that was lost with its server has rows to look after
+        await client.create_schedule(schedule_id(settings.deployment_id), wanted, trigger_immediately=True)
     except ScheduleAlreadyRunningError:
         await client.get_schedule_handle(schedule_id(settings.deployment_id)).update(lambda old: _renewed(old, wanted))
+
+
+async def has_janitor(client: Client, settings: Settings) -> bool:
+    """Return whether the schedule is there."""
+    try:
+        await client.get_schedule_handle(schedule_id(settings.deployment_id)).describe()
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    return True
 
 
 def _renewed(old: ScheduleUpdateInput, wanted: Schedule) -> ScheduleUpdate:

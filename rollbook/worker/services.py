@@ -11,7 +11,7 @@ from rollbook.artifacts import ArtifactStore
 from rollbook.config.connections import artifact_base_url, ledger_url, temporal_connect_config
 from rollbook.config.settings import Settings
 from rollbook.desktop.driver import Driver
-from rollbook.errors import ConfigError, ForeignDeployment
+from rollbook.errors import ConfigError, ForeignDeployment, ForeignServer
 from rollbook.ledger import Ledger
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment
 from rollbook.policies.client import ModelClients
@@ -21,6 +21,13 @@ from rollbook.sandboxes.provider import SandboxProvider
 from rollbook.sandboxes.registry import open_enabled, provider_kind, provider_names
 from rollbook.temporal.namespace import worker_identity
 from rollbook.worker.wakeup import WakeUp
+
+
+@dataclass
+class ServerProblem:
+    """A finding of `rollbook.worker.server_check`."""
+
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,18 @@ class Services:
     """Notified when an episode of this process ended or its desktop was removed."""
     models: ModelClients = field(default_factory=ModelClients)
     scripts: Scripts = field(default_factory=Scripts)
+    foreign_server: ServerProblem = field(default_factory=ServerProblem)
+    """Set while this worker speaks with another Temporal server than the ledger's."""
     _owners: dict[str, str] = field(default_factory=dict)
     """Deployments of batches that were looked up before: they never change."""
 
     async def check_own(self, batch_id: str) -> None:
-        """Raise ForeignDeployment when another deployment runs the batch: its desktops and artifacts are elsewhere."""
+        """Refuse another deployment's batch, whose desktops and artifacts are elsewhere, and any on a foreign server.
+
+        Raises ForeignDeployment, ForeignServer.
+        """
+        if self.foreign_server.problem:
+            raise ForeignServer(self.foreign_server.problem)
         owner = self._owners.get(batch_id) or await self.ledger.deployment_of(batch_id)
         if owner is None:
             return  # not registered yet, or not at all: the caller sees that itself

@@ -197,6 +197,11 @@ class WorkerProcess:
                     raise AssertionError(f"the worker ended: {self._log.read_text()[-2000:]}")
                 await asyncio.sleep(0.1)
 
+    @property
+    def alive(self) -> bool:
+        """True until it ends by itself or is ended."""
+        return self._process is not None and self._process.returncode is None
+
     async def kill9(self) -> None:
         """End it as a crash would."""
         await self._end(signal.SIGKILL)

@@ -24,6 +24,7 @@ EXPECTED = {
     "RollbookError": ("RollbookError", AGAIN),
     "ConfigError": ("ConfigError", AGAIN),
     "ForeignDeployment": ("ForeignDeployment", AGAIN),
+    "ForeignServer": ("ForeignServer", AGAIN),
     "InvalidInput": ("InvalidInput", ENDS),
     "SpecConflict": ("InvalidInput", ENDS),
     "LedgerError": ("LedgerError", AGAIN),

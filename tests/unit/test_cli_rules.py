@@ -22,7 +22,6 @@ from rollbook.cli.batches import eta_s, state_of
 from rollbook.cli.command import Failed, read_json
 from rollbook.cli.demo import deviations, next_lines
 from rollbook.cli.machine import elsewhere
-from rollbook.cli.rerun import stored_spec
 from rollbook.cli.sandboxes import classify_desktops
 from rollbook.cli.sql import psql_environment
 from rollbook.cli.submit import default_batch_id, load_spec, never_trained_on, read_batch_id, samples_stay
@@ -30,6 +29,7 @@ from rollbook.errors import ConfigError, InvalidInput, SpecConflict
 from rollbook.ledger.reader import BatchRow
 from rollbook.ledger.records import Lease
 from rollbook.ledger.task_selection import Planned
+from rollbook.policies.registry import pinned_spec
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxInfo, SandboxStatus
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
@@ -207,7 +207,7 @@ def test_bad_batch_ids_are_refused(given: str) -> None:
 
 
 def test_a_relaunch_pins_what_names_meant() -> None:
-    spec = stored_spec(batch())
+    spec = pinned_spec(batch())
     assert spec["task_set"] == f"osworld@{'b' * 64}"
     assert spec["policy"]["script"] == f"s@{'c' * 64}"
     assert spec["concurrency"] == 4
@@ -218,14 +218,14 @@ def test_a_relaunch_of_a_replay_names_its_source_again() -> None:
     """Its contract has a script's digest too, but its spec names a recording."""
     policy = {"kind": "replay", "batch": "earlier"}
     contract = {"policy": {"kind": "replay", "script_digest": "c" * 64}}
-    spec = stored_spec(batch(contract=contract, spec={"task_set": "osworld", "policy": policy, "concurrency": 2}))
+    spec = pinned_spec(batch(contract=contract, spec={"task_set": "osworld", "policy": policy, "concurrency": 2}))
     assert spec["policy"] == policy
     assert read_spec(spec).extend
 
 
 def test_a_batch_without_registration_cannot_be_relaunched() -> None:
-    with pytest.raises(Failed, match="submit its spec again"):
-        stored_spec(batch(spec=None))
+    with pytest.raises(InvalidInput, match="submit its spec again"):
+        pinned_spec(batch(spec=None))
 
 
 @pytest.mark.parametrize(

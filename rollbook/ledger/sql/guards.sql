@@ -543,7 +543,7 @@ BEGIN
             EXECUTE FUNCTION guard_isolation()', name || '_isolation', name);
     END LOOP;
     FOREACH name IN ARRAY ARRAY['artifact', 'task', 'task_set', 'task_set_member', 'policy_script',
-        'policy_script_name', 'registration', 'completion', 'rerun_request', 'attempt', 'evaluation', 'examination', 'outcome',
+        'policy_script_name', 'temporal_server', 'registration', 'completion', 'rerun_request', 'attempt', 'evaluation', 'examination', 'outcome',
         'admission', 'turn', 'model_call']
     LOOP
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE UPDATE OR DELETE OR TRUNCATE ON %I

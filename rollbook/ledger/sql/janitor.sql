@@ -47,15 +47,20 @@ UPDATE sighting SET seen = 0, last_at = now() WHERE rollout_key = :rollout_key A
 
 -- name: open_batches
 -- Two questions, one per partial index: asked as state <> 'final' it would read every final row of the batch.
-SELECT batch_id, launch_id, stopping, cancelling, control_reason, flying.in_flight,
-       coalesce((SELECT registered_at FROM registration
-                 WHERE registration.batch_id = batch.batch_id AND registration.launch_id = batch.launch_id),
-                created_at) < now() - make_interval(secs => :min_age_s) AS is_quiet,
+SELECT batch_id, launch_id, paused, stopping, cancelling, control_reason, flying.in_flight,
+       launched.at < now() - make_interval(secs => :min_age_s) AS is_quiet,
+       coalesce(launched.at < (
+           SELECT max(adopted_at) FROM temporal_server AS server WHERE adoption_index > 1
+           AND server.deployment_id = batch.deployment_id AND server.namespace = batch.namespace), false) AS is_lost,
        (SELECT rollout_key FROM rollout WHERE rollout.batch_id = batch.batch_id ORDER BY plan_order LIMIT 1)
            AS first_key
 FROM batch CROSS JOIN LATERAL (
     SELECT count(*) AS in_flight FROM rollout
     WHERE rollout.batch_id = batch.batch_id AND state IN ('queued', 'running')) AS flying
+CROSS JOIN LATERAL (
+    SELECT coalesce((SELECT registered_at FROM registration
+                     WHERE registration.batch_id = batch.batch_id AND registration.launch_id = batch.launch_id),
+                    created_at) AS at) AS launched
 WHERE deployment_id = :deployment_id AND namespace = :namespace
     AND (flying.in_flight > 0
          OR EXISTS (SELECT FROM rollout WHERE rollout.batch_id = batch.batch_id AND state = 'waiting'))
@@ -77,3 +82,15 @@ JOIN outcome ON outcome.rollout_key = rollout.rollout_key AND outcome.attempt_in
 WHERE deployment_id = :deployment_id AND namespace = :namespace AND state = 'final'
     AND rollout.rollout_key = ANY(CAST(:keys AS text[])) AND ended_at < now() - make_interval(secs => :min_age_s)
 ORDER BY rollout.rollout_key;
+
+-- name: temporal_server
+SELECT namespace_id, cluster_id FROM temporal_server WHERE deployment_id = :deployment_id AND namespace = :namespace
+ORDER BY adoption_index DESC LIMIT 1;
+
+-- name: adopt_temporal_server
+-- Two workers that adopt at once record one adoption: the second meets the key of the first.
+INSERT INTO temporal_server (deployment_id, namespace, adoption_index, namespace_id, cluster_id, reason, adopted_by)
+SELECT :deployment_id, :namespace, coalesce(max(adoption_index), 0) + 1, :namespace_id, :cluster_id, :reason,
+    :adopted_by
+FROM temporal_server WHERE deployment_id = :deployment_id AND namespace = :namespace
+ON CONFLICT DO NOTHING;

@@ -14,6 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from rollbook.ledger import Examination, Ledger, migrate, schema, tables
+from rollbook.ledger.records import TemporalServer
 from tests.support.ledger import Kit, make_tasks, ref, rows
 from tests.support.servers import PostgresServer
 
@@ -199,6 +200,8 @@ async def test_the_previous_revision_loses_nothing_either_way(database_url: str,
     await kit.ledger.sandbox_intent(ref(keys[3], 1), "run-1", sandbox_key="s-1", **lease)  # type: ignore[arg-type]
     await kit.ledger.commit_examination(ref(keys[3], 1), "run-1", Examination())
     await kit.ledger.count_missing(keys[3], "run-1")
+    server = TemporalServer(namespace_id="n", cluster_id="c")
+    await ledger.adopt_temporal_server("test", "default", server, reason="the first", adopted_by="ann")
     whole = Kit(ledger, batch_id="whole", tasks=kit.tasks)
     for key in await whole.keys():
         await whole.run(key)
