@@ -25,6 +25,7 @@ from rollbook.ledger import Ledger
 from rollbook.ledger.reader import BatchRow, Reader
 from rollbook.ledger.task_selection import Member, Planned, compare, select_tasks
 from rollbook.policies.registry import contract_for, policy_kind, resolve_policy
+from rollbook.temporal.namespace import require_same_server, server_of
 
 REGISTRATION_S = 60.0
 """Time that `submit` waits for a worker to register the batch."""
@@ -106,6 +107,8 @@ async def launch(found: Settings, batch_id: str, spec: BatchSpec) -> Outcome:
     """Start the batch, or find that it runs or is complete; raises InvalidInput or SpecConflict with the reason."""
     client = await connect(found)
     async with open_ledger(found) as ledger, open_reader(found) as reader:
+        place = (found.deployment_id, client.namespace)
+        require_same_server(*place, await ledger.temporal_server(*place), await server_of(client))
         life = await life_of(client, batch_id)
         if known := await reader.known_batch(batch_id):
             await require_same_contract(ledger, known, spec)

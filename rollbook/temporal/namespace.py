@@ -30,7 +30,7 @@ from models import names
 from models.attributes import SEARCH_ATTRIBUTES
 from models.janitor import ReconcileRequest
 from rollbook.config.settings import Settings
-from rollbook.errors import ConfigError
+from rollbook.errors import ConfigError, ForeignServer
 from rollbook.ledger.records import TemporalServer
 
 _TYPES = {
@@ -63,9 +63,26 @@ async def ensure_search_attributes(client: Client) -> None:
 async def server_of(client: Client) -> TemporalServer:
     """Identity of the server: a namespace that was made anew, or is another cluster's, has another id."""
     service = client.workflow_service
-    cluster = await service.get_cluster_info(GetClusterInfoRequest())
     namespace = await service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
-    return TemporalServer(namespace_id=namespace.namespace_info.id, cluster_id=cluster.cluster_id)
+    try:
+        cluster = (await service.get_cluster_info(GetClusterInfoRequest())).cluster_id
+    except RPCError as error:  # a login that may use its own namespace alone
+        if error.status not in (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED):
+            raise
+        cluster = "unknown"
+    return TemporalServer(namespace_id=namespace.namespace_info.id, cluster_id=cluster)
+
+
+def require_same_server(
+    deployment_id: str, namespace: str, known: TemporalServer | None, server: TemporalServer
+) -> None:
+    """Raise ForeignServer unless `server` is the one that the ledger names for a deployment, if it names any."""
+    if known is not None and known != server:
+        raise ForeignServer(
+            f"Temporal: the workflows of deployment {deployment_id!r} live in namespace {namespace!r} with the id "
+            f"{known.namespace_id}, by the ledger; this server has {server.namespace_id}. Correct TEMPORAL_ADDRESS; "
+            "or, if the first one is lost, `rollbook adopt-temporal --reason …`"
+        )
 
 
 # Pollers of a task queue.

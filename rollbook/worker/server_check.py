@@ -15,6 +15,7 @@ from rollbook.temporal.namespace import (
     ensure_janitor,
     ensure_search_attributes,
     has_janitor,
+    require_same_server,
     server_of,
     worker_identity,
 )
@@ -41,13 +42,11 @@ async def check_server(services: Services, client: Client) -> None:
             *place, server, reason=reason, adopted_by=worker_identity(settings.deployment_id)
         )
         known = await ledger.temporal_server(*place)
-    if known != server:
-        services.foreign_server.problem = (
-            f"Temporal: the workflows of deployment {place[0]!r} live in namespace {place[1]!r} with the id "
-            f"{known and known.namespace_id}, by the ledger; this server has {server.namespace_id}. Correct "
-            "TEMPORAL_ADDRESS; or, if the first one is lost, `rollbook adopt-temporal --reason …`"
-        )
-        raise ForeignServer(services.foreign_server.problem)
+    try:
+        require_same_server(*place, known, server)
+    except ForeignServer as error:
+        services.foreign_server.problem = str(error)
+        raise
     services.foreign_server.problem = ""
 
 

@@ -1,6 +1,7 @@
 """Temporal's database is lost while a worker lives; a worker is pointed at another Temporal server."""
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -67,6 +68,12 @@ async def test_a_batch_goes_on_without_a_restart_of_the_worker(
         await worker.stop()
 
 
+async def _rollbook(environment: dict[str, str], *arguments: str) -> int:
+    command = [sys.executable, "-m", "rollbook.cli.main", *arguments]
+    process = await asyncio.create_subprocess_exec(*command, env=os.environ | environment, cwd=PROJECT_ROOT)
+    return await process.wait()
+
+
 async def test_another_server_is_refused_until_the_first_is_declared_lost(
     scratch: Path, database_url: str, temporal: TemporalServer, temporal_address: str
 ) -> None:
@@ -87,9 +94,10 @@ async def test_another_server_is_refused_until_the_first_is_declared_lost(
             assert [row["n"] for row in await rows(first.ledger, "SELECT count(*) AS n FROM attempt")] == [8]
 
             environment = as_login(settings, "operator").environment() | {"TEMPORAL_ADDRESS": temporal_address}
-            command = [sys.executable, "-m", "rollbook.cli.main", "adopt-temporal", "--reason", "the first one burned"]
-            process = await asyncio.create_subprocess_exec(*command, env=os.environ | environment, cwd=PROJECT_ROOT)
-            assert await process.wait() == 0
+            spec = settings.state_dir / "spec.json"
+            await asyncio.to_thread(spec.write_text, json.dumps(null_spec("four")))
+            assert await _rollbook(environment, "submit", str(spec), "--batch-id", "astray") == 2
+            assert await _rollbook(environment, "adopt-temporal", "--reason", "the first one burned") == 0
             await check_server(second.services, second.client)
         with pytest.raises(ForeignServer):
             await check_server(first.services, first.client)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import psutil
 import pytest
 
 from rollbook.config.settings import PROJECT_ROOT
@@ -101,6 +102,9 @@ async def test_demo_a_killed_worker_and_down_in_the_middle_of_a_batch(
     assert "every result is as expected" in output
     worker = await stack.row("worker")
     assert (worker["state"], worker["restarts"], worker["last_exit"]) == ("ready", 1, "signal SIGKILL")
+    environment = psutil.Process(worker["pid"]).environ()
+    assert "//rollbook_worker@/" in environment["ROLLBOOK_DATABASE_URL"], "no superuser"
+    assert environment["ROLLBOOK_ADOPT_TEMPORAL"] == "True", "Temporal and ledger are both the stack's own"
     _, log = await stack.rollbook("logs", "supervisor")
     assert "worker died: signal SIGKILL" in log
     assert "worker starts again in 0.5 s" in log

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollbook.ledger.sql import SQL, statements
-from rollbook.ledger.tables import EARNS_MORE, ELIGIBLE, REWARD, TERMINATION
+from rollbook.ledger.tables import EARNS_MORE, ELIGIBLE, INSERT_ONLY, REWARD, TERMINATION
 
 MODULES = sorted(path.stem for path in SQL.glob("*.sql") if (SQL.parent / f"{path.stem}.py").exists())
 
@@ -43,3 +43,10 @@ def test_the_deciding_call_is_defined_once() -> None:
     """As the generated column `model_call.decides`; frozen migration scripts aside."""
     pattern = re.compile(r"accepted\s+OR\s+policy_stop_reason", re.IGNORECASE)
     assert [path.name for path in SQL.glob("*.sql") if pattern.search(path.read_text())] == []
+
+
+def test_every_fact_of_a_rollout_is_in_the_batchs_record() -> None:
+    """A new insert-only table needs lines in the view `batch_record`; a row without one could be changed unseen."""
+    record = (SQL / "views.sql").read_text().partition("CREATE VIEW batch_record")[2]
+    facts = [table.name for table in INSERT_ONLY if "rollout_key" in table.c]
+    assert [name for name in facts if f"rollout JOIN {name} USING" not in record] == []
