@@ -8,13 +8,14 @@ from temporalio import activity
 
 from activities.support import Activities, beating, driving, implements, run_id
 from models.activities import ACT, OBSERVE
-from models.episode import Acted, ActRequest, DesktopRequest, Observation
+from models.episode import Acted, ActRequest, DesktopRequest, Observation, Observed
 from models.identity import op_id
 from models.outcome import Infra
 from rollbook.desktop.driver import Driver
 from rollbook.errors import LedgerConflict
 from rollbook.ledger.records import AttemptContext, StoredTurn
 from rollbook.policies.base import WAIT
+from rollbook.workclock import WorkClock
 from rollbook.worker.services import Services
 
 INITIAL_STEP = 0
@@ -32,19 +33,19 @@ class DesktopActivities:
         return [self.observe, self.act]
 
     @implements(OBSERVE)
-    async def observe(self, call: DesktopRequest) -> Observation:
+    async def observe(self, call: DesktopRequest) -> Observed:
         """Take the first observation and commit it as turn 0."""
         ledger = self._services.ledger
         so_far = await ledger.step(call.attempt, run_id(), INITIAL_STEP)
-        context, stored = so_far.context, so_far.turn
+        context, stored, clock = so_far.context, so_far.turn, WorkClock()
         if stored is None:
             began = time.time()
-            async with driving(self._services, call) as driver, beating():
+            async with driving(self._services, call) as driver, beating(), clock:
                 seen = await self._look(driver, context)
             stored = await ledger.commit_turn(
                 call.attempt, run_id(), step=INITIAL_STEP, observation=seen, actions=[], started_at=began
             )
-        return stored.observation
+        return Observed(observation=stored.observation, worked_s=clock.seconds)
 
     @implements(ACT)
     async def act(self, request: ActRequest) -> Acted:
@@ -54,18 +55,18 @@ class DesktopActivities:
         """
         ledger = self._services.ledger
         so_far = await ledger.step(request.attempt, run_id(), request.step)
-        context, call, stored = so_far.context, so_far.call, so_far.turn
+        context, call, stored, clock = so_far.context, so_far.call, so_far.turn, WorkClock()
         if stored is None:
             if call is None:
                 raise LedgerConflict(f"step {request.step} of {request.attempt.rollout_key} was never decided")
             began = time.time()
-            async with driving(self._services, request) as driver, beating() as note:
+            async with driving(self._services, request) as driver, beating() as note, clock:
                 done = await self._run(driver, context, request, call.actions, note)
                 seen = await self._look(driver, context)
             stored = await ledger.commit_turn(
                 request.attempt, run_id(), step=request.step, observation=seen, actions=done, started_at=began
             )
-        return _acted(stored)
+        return _acted(stored, clock.seconds)
 
     async def _run(
         self, driver: Driver, context: AttemptContext, request: ActRequest, actions: list[str], note: Any
@@ -121,7 +122,7 @@ class DesktopActivities:
         )
 
 
-def _acted(turn: StoredTurn) -> Acted:
+def _acted(turn: StoredTurn, worked_s: float) -> Acted:
     statuses = [action["status"] for action in turn.actions]
     failure = Infra.ACTION_TIMEOUT if "timeout" in statuses else None
     return Acted(
@@ -130,4 +131,5 @@ def _acted(turn: StoredTurn) -> Acted:
         raised=statuses.count("raised"),
         # another code under an id that only we give: the agent wrote the claim
         failure=Infra.DESKTOP_BROKEN if "refused" in statuses else failure,
+        worked_s=worked_s,
     )

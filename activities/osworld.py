@@ -16,6 +16,7 @@ from models.outcome import Infra
 from rollbook.desktop.driver import Driver, Files, Job, Note, Scored
 from rollbook.errors import SandboxLost
 from rollbook.ledger.records import AttemptContext, Evaluation
+from rollbook.workclock import WorkClock
 from rollbook.worker.services import Services
 
 T = TypeVar("T")
@@ -37,9 +38,10 @@ class OsworldActivities:
         context = await self._context(call.attempt)
         limits, settle = context.contract.limits, context.contract.settle
         job = self._job(context, call.desktop, limits.setup_timeout_s)
-        files = await self._phase(call, lambda driver, note: driver.prepare(job, note, self._keep))
-        await _rest(settle.after_setup_s)
-        return PhaseDone(files=files)
+        async with WorkClock() as clock:
+            files = await self._phase(call, lambda driver, note: driver.prepare(job, note, self._keep))
+            await _rest(settle.after_setup_s)
+        return PhaseDone(files=files, worked_s=clock.seconds)
 
     @implements(RUN_POSTCONFIG)
     async def run_postconfig(self, call: DesktopRequest) -> PhaseDone:

@@ -31,6 +31,7 @@ from models.episode import (
     Finalized,
     FinalizeRequest,
     Observation,
+    Observed,
     PhaseDone,
 )
 from models.evidence import ArtifactRef
@@ -83,8 +84,8 @@ class BareActivities:
         return PhaseDone()
 
     @activity.defn(name=names.OBSERVE)
-    async def observe(self, call: DesktopRequest) -> Observation:
-        return SEEN
+    async def observe(self, call: DesktopRequest) -> Observed:
+        return Observed(observation=SEEN)
 
     @activity.defn(name=names.DECIDE)
     async def decide(self, request: DecideRequest) -> Decision:

@@ -24,7 +24,7 @@ from models.episode import (
     ExamineRequest,
     Finalized,
     FinalizeRequest,
-    Observation,
+    Observed,
     PhaseDone,
 )
 from models.janitor import Reconciled, ReconcileRequest
@@ -60,7 +60,7 @@ PREPARE_TASK = Activity(names.PREPARE_TASK, DesktopRequest, PhaseDone)
 RUN_POSTCONFIG = Activity(names.RUN_POSTCONFIG, DesktopRequest, PhaseDone)
 EVALUATE = Activity(names.EVALUATE, EvaluateRequest, Evaluated)
 
-OBSERVE = Activity(names.OBSERVE, DesktopRequest, Observation)
+OBSERVE = Activity(names.OBSERVE, DesktopRequest, Observed)
 DECIDE = Activity(names.DECIDE, DecideRequest, Decision)
 ACT = Activity(names.ACT, ActRequest, Acted)
 

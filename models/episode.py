@@ -116,12 +116,22 @@ class Observation(Wire):
     terminal: ArtifactRef | None = None
 
 
+class Observed(Wire):
+    """Answer to the first look."""
+
+    observation: Observation
+    worked_s: float = 0
+    """Seconds of work of the try that succeeded; also in the other answers. A repeat that finds it done reports 0."""
+
+
 class DecideRequest(Wire):
     """Ask the policy for the next step."""
 
     attempt: AttemptRef
     step: int = Field(ge=1)
     observation: Observation
+    budget_s: float | None = None
+    """Seconds of work that the deadline leaves; None: any."""
 
 
 class Decision(Wire):
@@ -132,6 +142,8 @@ class Decision(Wire):
     terminal_action: TerminalAction | None = None
     policy_stop_reason: str | None = None
     model_call_completed: bool = True
+    worked_s: float = 0
+    """Seconds of the step's calls that were answered."""
     summary: str = ""
     """One short line for people."""
 
@@ -141,6 +153,7 @@ class PhaseDone(Wire):
 
     files: dict[str, ArtifactRef] = {}
     """Files that its commands wrote into OSWorld's cache, where the evaluator may read them."""
+    worked_s: float = 0
 
 
 class ActRequest(DesktopRequest):
@@ -159,6 +172,7 @@ class Acted(Wire):
     """Actions whose code raised in the guest: caused by the policy, so not an infrastructure failure."""
     failure: Infra | None = None
     """Set when an action failed or timed out; the observation was still taken after it."""
+    worked_s: float = 0
 
 
 class EvaluateRequest(DesktopRequest):

@@ -14,8 +14,8 @@ from models.base import Wire
 class Infra(StrEnum):
     """Infrastructure reasons: every one makes the attempt ineligible, whatever the score."""
 
-    TIMEOUT = "timeout"  # the episode's deadline
-    TASK_TIMEOUT = "task_timeout"  # the far end-to-end backstop; no steps known
+    TIMEOUT = "timeout"  # the episode's deadline: its own work took too long
+    TASK_TIMEOUT = "task_timeout"  # the far end-to-end backstop: the infrastructure did not go on
     MODEL_TIMEOUT = "model_timeout"
     ACTION_TIMEOUT = "action_timeout"
     EVALUATOR_ERROR = "evaluator_error"
@@ -82,10 +82,19 @@ RETRYABLE = frozenset(
         Infra.SETUP_INTERRUPTED,
         Infra.EVALUATION_INTERRUPTED,
         Infra.MODEL_CALL_FAILED,
+        Infra.TASK_TIMEOUT,
         Infra.RECONCILED,
     }
 )
 """Endings that earn a new attempt while the budget lasts."""
+
+BACKSTOP_S = 6 * 3600.0
+
+
+def backstop_after(deadline_s: float) -> float:
+    """Seconds from the desktop's start after which an attempt is given up: far beyond what its work can take."""
+    return max(BACKSTOP_S, 10 * deadline_s)
+
 
 TerminalAction = Literal["DONE", "FAIL"]
 NonBlank = Annotated[str, Field(min_length=1, pattern=r"\S")]

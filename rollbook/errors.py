@@ -31,6 +31,7 @@ RollbookError
     │       ├── BadRequest         another 4xx: repeating it cannot help
     │       └── TransportFailed    5xx, refused, reset, cut, or no chat completion: repeating it may help
     ├── ModelTimeout       reason model_timeout
+    ├── DeadlinePassed     reason timeout: the episode's deadline came during a decision
     ├── EvaluationInterrupted  reason evaluation_interrupted
     └── EvaluatorError     reason evaluator_error
 """
@@ -225,6 +226,12 @@ class ModelTimeout(InfraError):
     """The model call did not finish within its deadline."""
 
     reason: ClassVar[str] = "model_timeout"
+
+
+class DeadlinePassed(InfraError):
+    """The episode's deadline came while the policy decided."""
+
+    reason: ClassVar[str] = "timeout"
 
 
 class EvaluationInterrupted(InfraError):

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as TemporalTimeout
 
 from models import activities, names
@@ -28,10 +28,12 @@ from models.episode import (
     Finalized,
     FinalizeRequest,
     Observation,
+    Observed,
+    PhaseDone,
 )
 from models.evidence import ArtifactRef
 from models.identity import phase_name, step_name
-from models.outcome import Infra
+from models.outcome import RETRYABLE, Infra
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -89,10 +91,16 @@ def translate(error: ActivityError, default: Infra) -> Exception:
             return Superseded(cause.message)
         if cause.type in {reason.value for reason in Infra}:
             return Failure(Infra(cause.type), cause.message, names.GUEST_FAILED in cause.details)
-        return Failure(default, f"{cause.type}: {cause.message}")
+        return Failure(_reason_of(error, default), f"{cause.type}: {cause.message}")
     if isinstance(cause, TemporalTimeout):
-        return Failure(default, f"{error.activity_type}: {cause.message}")
+        return Failure(_reason_of(error, default), f"{error.activity_type}: {cause.message}")
     return Failure(default, f"{error.activity_type}: {cause or error}")
+
+
+def _reason_of(error: ActivityError, default: Infra) -> Infra:
+    """The default; or, when all patience was spent on waiting and on tries that failed, a reason to try again."""
+    waited = error.retry_state == RetryState.TIMEOUT
+    return Infra.TASK_TIMEOUT if waited and default not in RETRYABLE else default
 
 
 class EpisodeActivities:
@@ -117,22 +125,21 @@ class EpisodeActivities:
         activity_id = self._id(f"renew-{number}")
         await self._call(activities.RENEW_LEASE, activity_id, self._attempt, 30, Infra.ROLLOUT_ERROR)
 
-    async def prepare_task(self, desktop: DesktopRef) -> Files:
+    async def prepare_task(self, desktop: DesktopRef) -> PhaseDone:
         request = DesktopRequest(attempt=self._attempt, desktop=desktop)
         seconds = self._plan.setup_timeout_s + 120
-        done = await self._with_evaluator(activities.PREPARE_TASK, request, seconds, Infra.SETUP_INTERRUPTED)
-        return done.files
+        return await self._with_evaluator(activities.PREPARE_TASK, request, seconds, Infra.SETUP_INTERRUPTED)
 
-    async def observe(self, desktop: DesktopRef) -> Observation:
+    async def observe(self, desktop: DesktopRef) -> Observed:
         request = DesktopRequest(attempt=self._attempt, desktop=desktop)
         return await self._on_desktop(activities.OBSERVE, request, OBSERVE_S, Infra.SANDBOX_LOST)
 
-    async def decide(self, step: int, observation: Observation) -> Decision:
+    async def decide(self, step: int, observation: Observation, budget_s: float) -> Decision:
         seconds = self._plan.model_timeout_s + DECIDE_ALLOWANCE_S
         return await self._call(
             activities.DECIDE,
             step_name(self._attempt.attempt_index, step, "decide"),
-            DecideRequest(attempt=self._attempt, step=step, observation=observation),
+            DecideRequest(attempt=self._attempt, step=step, observation=observation, budget_s=budget_s),
             seconds,
             Infra.MODEL_CALL_FAILED,
             heartbeat=True,

@@ -43,7 +43,8 @@ class AttemptState:
     @property
     def desktop_usable(self) -> bool:
         """True while the desktop can still be evaluated."""
-        ended = {Infra.SANDBOX_LOST, Infra.DESKTOP_BROKEN, Infra.CANCELLED, Infra.SUPERSEDED}
+        # after the backstop evaluation would only wait for the same infrastructure
+        ended = {Infra.SANDBOX_LOST, Infra.DESKTOP_BROKEN, Infra.CANCELLED, Infra.SUPERSEDED, Infra.TASK_TIMEOUT}
         return not ended & set(self.reasons)
 
     @property

@@ -1,4 +1,4 @@
-"""The deadline of an attempt: one timer, suspended while the episode is frozen."""
+"""The two ends of an attempt's time: worked seconds for the rollout, a far backstop for its infrastructure."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -13,11 +13,40 @@ T = TypeVar("T")
 
 
 class DeadlineReached(Exception):
-    """The deadline of the attempt has passed."""
+    """The attempt has worked for as long as its contract allows."""
 
 
 class Deadline:
-    """Counts `seconds` down in workflow time, except while `frozen()` is true."""
+    """Counts the seconds of work that activities report.
+
+    Delays by the infrastructure are not among them: stalls, retries, rate limits, waiting for a worker.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._worked = 0.0
+
+    def spend(self, worked_s: float) -> None:
+        """Add the work of an activity."""
+        self._worked += worked_s
+
+    @property
+    def remaining(self) -> float:
+        """Seconds of work that are left."""
+        return max(self._seconds - self._worked, 0.0)
+
+    def check(self) -> None:
+        """Raise DeadlineReached when no time is left."""
+        if self.remaining <= 0:
+            raise DeadlineReached
+
+
+class BackstopReached(Exception):
+    """The attempt has lasted far longer than any work of it could."""
+
+
+class Backstop:
+    """One timer for the attempt, in workflow time, suspended while `frozen()` is true."""
 
     def __init__(self, seconds: float, frozen: Callable[[], bool]) -> None:
         self._remaining = seconds
@@ -35,21 +64,15 @@ class Deadline:
                 return
             self._remaining -= workflow.time() - began
 
-    def check(self) -> None:
-        """Raise DeadlineReached when the deadline has passed."""
-        if self._alarm.done():
-            raise DeadlineReached
-
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; raises DeadlineReached when the deadline passes and the cancelled `work` has ended."""
+        """The result of `work`; raises BackstopReached when the time is over and the cancelled `work` has ended."""
         try:
             return await until(work, self._alarm)
         except Interrupted:
-            raise DeadlineReached from None
+            raise BackstopReached from None
         except Failure as failure:
-            # the deadline came first: a worker that died at that moment must not earn the episode another attempt
             if self._alarm.done():
-                raise DeadlineReached from failure
+                raise BackstopReached from failure  # the cancel may have caused it
             raise
 
     def stop(self) -> None:

@@ -20,11 +20,11 @@ from models.episode import (
     Finalized,
     read_start,
 )
-from models.outcome import POLICY_STOPS, Infra
+from models.outcome import POLICY_STOPS, Infra, backstop_after
 from workflows import activity_calls
 from workflows.activity_calls import EpisodeActivities, Failure, Superseded
 from workflows.attempt_state import AttemptState
-from workflows.deadline import Deadline, DeadlineReached
+from workflows.deadline import Backstop, BackstopReached, Deadline, DeadlineReached
 from workflows.shield import settled, shielded
 
 
@@ -43,7 +43,7 @@ class Episode:
         self._frozen = isinstance(self._input, EpisodeStart) and self._input.frozen
         self._renewals = 0
         self._state: AttemptState | None = None
-        self._deadline: Deadline | None = None
+        self._backstop: Backstop | None = None
 
     @workflow.run
     async def run(self, *inputs: Any) -> EpisodeResult:
@@ -140,8 +140,8 @@ class Episode:
                 raise
             state.fail(Infra.CANCELLED, _why_cancelled())
             cancelled = True
-        if self._deadline is not None:
-            await self._deadline.ended()
+        if self._backstop is not None:
+            await self._backstop.ended()
         return cancelled
 
     async def _examine(self, call: EpisodeActivities, state: AttemptState) -> bool:
@@ -164,29 +164,40 @@ class Episode:
     async def _play(self, call: EpisodeActivities, state: AttemptState) -> None:
         self._show("starting the desktop")
         state.desktop = await settled(call.start_sandbox())
-        deadline = self._deadline = Deadline(state.plan.deadline_s, lambda: self._frozen)
+        seconds = backstop_after(state.plan.deadline_s)
+        backstop = self._backstop = Backstop(seconds, lambda: self._frozen)
+        deadline = Deadline(state.plan.deadline_s)
         try:
             self._show("preparing the task")
-            state.files = await deadline.guard(call.prepare_task(state.desktop))
-            state.observation = await deadline.guard(call.observe(state.desktop))
-            await self._steps(call, state, deadline)
+            prepared = await backstop.guard(call.prepare_task(state.desktop))
+            state.files = prepared.files
+            deadline.spend(prepared.worked_s)
+            observed = await backstop.guard(call.observe(state.desktop))
+            state.observation = observed.observation
+            deadline.spend(observed.worked_s)
+            await self._steps(call, state, deadline, backstop)
         except DeadlineReached:
-            state.fail(Infra.TIMEOUT, f"the deadline of {state.plan.deadline_s:g} s was reached")
+            state.fail(Infra.TIMEOUT, f"the deadline of {state.plan.deadline_s:g} s of work was reached")
+        except BackstopReached:
+            state.fail(Infra.TASK_TIMEOUT, f"the attempt was not over after {seconds:g} s, most of them waiting")
         except Failure as failure:
             state.fail(failure.reason, failure.detail, failure.guest_failed)
         finally:
-            deadline.stop()  # awaits nothing: an evicted run closes its coroutines, which must not wait
-        await deadline.ended()
+            backstop.stop()  # awaits nothing: an evicted run closes its coroutines, which must not wait
+        await backstop.ended()
         if state.observation is not None and state.desktop_usable:
             await self._evaluate(call, state)
 
-    async def _steps(self, call: EpisodeActivities, state: AttemptState, deadline: Deadline) -> None:
+    async def _steps(
+        self, call: EpisodeActivities, state: AttemptState, deadline: Deadline, backstop: Backstop
+    ) -> None:
         for step in range(1, state.plan.max_steps + 1):
             await self._while_frozen(call)
             deadline.check()
             self._show("deciding")
             assert state.observation is not None
-            decision = await deadline.guard(call.decide(step, state.observation))
+            decision = await backstop.guard(call.decide(step, state.observation, deadline.remaining))
+            deadline.spend(decision.worked_s)
             state.steps, state.last_action = step, decision.summary
             if not decision.model_call_completed:
                 raise Failure(Infra.MODEL_CALL_FAILED, decision.summary)
@@ -195,23 +206,27 @@ class Episode:
                     raise Failure(Infra.ROLLOUT_ERROR, f"the policy stopped with {stop!r}, which is not a stop reason")
                 state.policy_stop_reason = stop
                 return
-            await self._act(call, state, deadline, decision)
+            deadline.spend(await self._act(call, state, backstop, decision))
             if decision.terminal_action:
                 state.terminal_action = decision.terminal_action
                 return
         state.horizon_reached = True
 
-    async def _act(self, call: EpisodeActivities, state: AttemptState, deadline: Deadline, decision: Decision) -> None:
-        """Run the step's actions and observe; a step without any still observes, unless it ends the episode."""
+    async def _act(self, call: EpisodeActivities, state: AttemptState, backstop: Backstop, decision: Decision) -> float:
+        """Run the step's actions and observe; a step without any still observes, unless it ends the episode.
+
+        Returns the seconds that it worked.
+        """
         if decision.terminal_action and not decision.action_count:
-            return
+            return 0.0
         assert state.desktop is not None
         self._show("acting")
         state.acted = state.acted or decision.action_count > 0
-        acted = await deadline.guard(call.act(state.steps, state.desktop, decision))
+        acted = await backstop.guard(call.act(state.steps, state.desktop, decision))
         state.observation = acted.observation
         if acted.failure is not None:
             raise Failure(acted.failure, f"step {state.steps}: {decision.summary}")
+        return acted.worked_s
 
     async def _evaluate(self, call: EpisodeActivities, state: AttemptState) -> None:
         assert state.desktop is not None

@@ -41,6 +41,8 @@ class Turn:
     """Bytes of an artifact by digest, for instance the screenshot's."""
     time_left: Callable[[], float] = lambda: math.inf
     """Seconds until the caller stops waiting: no call may begin that could outlast it."""
+    budget_s: float = math.inf
+    """Seconds of answered calls that the episode's deadline leaves for this step."""
 
     @property
     def instruction(self) -> str:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -42,6 +42,11 @@ async def finish_despite_cancel(work: Coroutine[Any, Any, T], patience_s: float 
         if task.done() and not task.cancelled():
             task.exception()  # the caller gets the cancel, not the error
         raise
+
+
+def answered_s(calls: Iterable[CallRecord], step: int) -> float:
+    """Seconds of the answered calls of a step."""
+    return sum(call.latency_s or 0.0 for call in calls if call.step == step and call.completed)
 
 
 JSON = "application/json"

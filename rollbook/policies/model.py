@@ -15,11 +15,11 @@ from typing import Any
 from models.contract import Purpose
 from models.identity import canonical_json
 from models.policy import OpenAIPolicy
-from rollbook.errors import InvalidInput, ModelCallFailed, ModelTimeout
+from rollbook.errors import DeadlinePassed, InvalidInput, ModelCallFailed, ModelTimeout
 from rollbook.ledger.records import AttemptContext, CallRecord
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, AgentTask, PlannedCall, Screen
 from rollbook.policies.base import Answer, CallLog, Lookup, PolicyKind, Sources, Turn
-from rollbook.policies.call_log import Unstorable, finish_despite_cancel
+from rollbook.policies.call_log import Unstorable, answered_s, finish_despite_cancel
 from rollbook.policies.client import (
     CallError,
     ChatReply,
@@ -101,8 +101,9 @@ class ModelPolicy:
     async def decide(self, turn: Turn, log: CallLog) -> CallRecord:
         """The call that decides the step.
 
-        Raises ModelTimeout; ModelCallFailed when the last try had no reply; RateLimited, which leaves no row; OutOfTime
-        when the caller would not wait for the end of another call.
+        Raises ModelTimeout; ModelCallFailed when the last try had no reply; DeadlinePassed when the answers have taken
+        the time that the episode had left; RateLimited, which leaves no row; OutOfTime when the caller would not wait
+        for the end of another call.
         """
         calls = await log.until_now()
         png = await turn.read_artifact(turn.observation.screenshot.sha256)
@@ -112,7 +113,10 @@ class ModelPolicy:
             if failures:
                 await asyncio.sleep(min(2.0 ** (failures - 1), LONGEST_PAUSE_S))
             planned = self._agent.next_call(self._task, turn.step, screen, calls)
-            stored = await self._ask(turn, log, planned, screen, image)
+            budget_s = turn.budget_s - answered_s(calls, turn.step)
+            if budget_s <= 0:
+                raise DeadlinePassed(f"step {turn.step}: the answers have taken the time that the episode had left")
+            stored = await self._ask(turn, log, planned, screen, image, min(self._timeout_s, budget_s))
             if stored.decides:
                 return stored
             calls.append(stored)
@@ -124,7 +128,7 @@ class ModelPolicy:
             return 0
         last, error = ours[-1], ours[-1].parse_error or ours[-1].summary
         if last.failure_kind == TIMEOUT:
-            raise ModelTimeout(error)
+            raise DeadlinePassed(error) if (last.telemetry or {}).get("deadline") else ModelTimeout(error)
         if last.failure_kind != TRANSPORT:
             return 0
         if not (last.telemetry or {}).get("repeatable") or self._agent.exhausted(calls, step):
@@ -132,19 +136,21 @@ class ModelPolicy:
         kinds = [call.failure_kind for call in reversed(ours)]
         return next((count for count, kind in enumerate(kinds) if kind != TRANSPORT), len(kinds))
 
-    async def _ask(self, turn: Turn, log: CallLog, planned: PlannedCall, screen: Screen, image: bytes) -> CallRecord:
+    async def _ask(
+        self, turn: Turn, log: CallLog, planned: PlannedCall, screen: Screen, image: bytes, timeout_s: float
+    ) -> CallRecord:
         """Make one call and commit what came of it: from the answer on, no cancel comes in between."""
         media = await self._media(turn, planned, screen, image)
-        spare_s = turn.time_left() - self._timeout_s - COMMIT_S
+        spare_s = turn.time_left() - timeout_s - COMMIT_S
         if spare_s < 0:
-            raise OutOfTime(f"step {turn.step}: no time is left for call {planned.number} of {self._timeout_s:g} s")
+            raise OutOfTime(f"step {turn.step}: no time is left for call {planned.number} of {timeout_s:g} s")
         request = ChatRequest(
             model=self._agent.model,
             messages=planned.messages,
             media=media,
             tools=planned.tools,
             sampling=planned.sampling,
-            timeout_s=self._timeout_s,
+            timeout_s=timeout_s,
             correlation=self._correlation(turn.step, planned),
             queue_s=None if math.isinf(spare_s) else spare_s,
         )
@@ -283,7 +289,9 @@ class ModelPolicy:
             image=sent.image,
             latency_s=sent.latency_s,
             telemetry=self._telemetry(sent)
-            | {"status": status, "error_type": type(error).__name__, "repeatable": repeatable},
+            | {"status": status, "error_type": type(error).__name__, "repeatable": repeatable}
+            # cut by the episode's deadline, which came before the call's own
+            | ({"deadline": True} if kind == TIMEOUT and sent.request.timeout_s < self._timeout_s else {}),
         )
 
     def _telemetry(self, sent: _SentCall) -> dict[str, Any]:

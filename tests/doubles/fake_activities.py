@@ -39,6 +39,7 @@ from models.episode import (
     Finalized,
     FinalizeRequest,
     Observation,
+    Observed,
     PhaseDone,
 )
 from models.evidence import ArtifactRef
@@ -85,6 +86,8 @@ class FakeActivities:
         self.decisions: list[Decision] = [Decision(action_count=1, summary="click"), Decision(terminal_action="DONE")]
         """Answers of the policy, step by step; the last one is repeated."""
         self.score = 1.0
+        self.worked_s = 0.0
+        """Seconds of work that setup, looks, decisions and actions report, each."""
         self.budget = 3
         self.registered: dict[str, Any] = {"planned": 2, "added": 2, "final": 0, "slice_s": 30, "slices_per_run": 3}
         self.pumps: list[str] = ["whole"]
@@ -143,13 +146,13 @@ class FakeActivities:
 
     @activity.defn(name=names.PREPARE_TASK)
     async def prepare_task(self, call: DesktopRequest) -> PhaseDone:
-        done: PhaseDone | None = await self._do(names.PREPARE_TASK, call, PhaseDone)
-        return done or PhaseDone()
+        done: PhaseDone | None = await self._do(names.PREPARE_TASK, call, lambda: None)
+        return done or PhaseDone(worked_s=self.worked_s)
 
     @activity.defn(name=names.OBSERVE)
-    async def observe(self, call: DesktopRequest) -> Observation:
+    async def observe(self, call: DesktopRequest) -> Observed:
         seen: Observation = await self._do(names.OBSERVE, call, self.seen)
-        return seen
+        return Observed(observation=seen, worked_s=self.worked_s)
 
     def seen(self) -> Observation:
         """The content of the screen."""
@@ -160,7 +163,7 @@ class FakeActivities:
         decision: Decision = await self._do(
             names.DECIDE, request, lambda: self.decisions[min(request.step, len(self.decisions)) - 1]
         )
-        return decision
+        return decision.model_copy(update={"worked_s": self.worked_s})
 
     @activity.defn(name=names.ACT)
     async def act(self, request: ActRequest) -> Acted:
@@ -169,7 +172,7 @@ class FakeActivities:
 
     def acted(self) -> Acted:
         """An action that went well."""
-        return Acted(observation=self.seen())
+        return Acted(observation=self.seen(), worked_s=self.worked_s)
 
     @activity.defn(name=names.RUN_POSTCONFIG)
     async def run_postconfig(self, call: DesktopRequest) -> PhaseDone:

@@ -67,12 +67,15 @@ class Step:
     def answers(self, answer: Callable[[Call], Any]) -> None:
         self.said.answer, self.said.calls = answer, []
 
-    async def decide(self, seconds: float = 1200) -> Decision:
-        """One try of the activity, within so many seconds."""
+    async def decide(self, seconds: float = 1200, budget_s: float | None = None) -> Decision:
+        """One try of the activity, within so many seconds; the episode's deadline leaves `budget_s`."""
         environment = activity_environment(seconds)
         self.environments.append(environment)
         request = DecideRequest(
-            attempt=AttemptRef(rollout_key=self.key, attempt_index=1), step=1, observation=self.observation
+            attempt=AttemptRef(rollout_key=self.key, attempt_index=1),
+            step=1,
+            observation=self.observation,
+            budget_s=budget_s,
         )
         work = PolicyActivities(self.system.services).decide
         decided: Awaitable[Decision] = environment.run(work, request)
@@ -261,6 +264,35 @@ async def test_what_postgres_refuses_is_not_tried_for_ever(step: Step) -> None:
         with pytest.raises(Unstorable):
             await log.commit(answer, number)
     assert (await step.recorded()).calls == []
+
+
+# --- the episode's deadline within a decision ----------------------------------------------------------------
+
+
+async def test_a_long_call_ends_at_the_episodes_deadline(step: Step) -> None:
+    step.answers(lambda call: Reply(fault="slow"))
+    for _ in range(2):  # a repeat finds the row and asks no more
+        with pytest.raises(ApplicationError, match="no reply within 1 s") as raised:
+            await step.decide(budget_s=1)
+        assert (raised.value.type, raised.value.non_retryable) == ("timeout", True)
+    [row] = (await step.recorded()).calls
+    assert (row.failure_kind, (row.telemetry or {})["deadline"], len(step.said.calls)) == ("model_timeout", True, 1)
+
+
+async def test_samples_of_a_step_share_what_is_left(step: Step) -> None:
+    step.answers(lambda call: Reply("no code at all", delay_s=0.3))
+    with pytest.raises(ApplicationError) as raised:
+        await step.decide(budget_s=0.5)
+    assert raised.value.type == "timeout"
+    assert len((await step.recorded()).calls) < 3
+
+
+async def test_the_work_of_a_step_is_its_answered_calls(step: Step) -> None:
+    step.answers(lambda call: Reply(fault="server_error") if call.parse_attempt == 1 else Reply(DONE))
+    decided = await step.decide()
+    [failed, answered] = (await step.recorded()).calls
+    assert (failed.completed, decided.worked_s) == (False, answered.latency_s)
+    assert (await step.decide()).worked_s == decided.worked_s, "a repeat reports the same"
 
 
 # --- what servers send --------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ EXPECTED = {
     "BadRequest": ("model_call_failed", ENDS),
     "TransportFailed": ("model_call_failed", ENDS),
     "ModelTimeout": ("model_timeout", ENDS),
+    "DeadlinePassed": ("timeout", ENDS),
     "EvaluationInterrupted": ("evaluation_interrupted", ENDS),
     "EvaluatorError": ("evaluator_error", ENDS),
     # of the command line and the local stack; no activity raises them

@@ -166,7 +166,7 @@ WHERE batch_id = :batch_id AND (
         CASE closed_by WHEN 'claim' THEN 'superseded' WHEN 'cancel' THEN 'cancelled' ELSE 'reconciled' END)
     OR (next_state <> 'final' AND coalesce(infrastructure_failure_reason, '') NOT IN ('sandbox_start_failed',
         'sandbox_lost', 'setup_interrupted', 'setup_failed', 'evaluation_interrupted', 'evaluator_error',
-        'model_call_failed', 'reconciled', 'superseded', 'desktop_broken'))
+        'model_call_failed', 'task_timeout', 'reconciled', 'superseded', 'desktop_broken'))
     OR (closed_by <> 'import' AND infrastructure_failure_reason = 'desktop_broken' AND next_state <> 'final'
         AND contract ->> 'on_desktop_broken' IS DISTINCT FROM 'retry'));
 

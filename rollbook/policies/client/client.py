@@ -28,6 +28,7 @@ from rollbook.policies.client.request import (
     with_media,
 )
 from rollbook.redaction import redact, redact_bytes
+from rollbook.workclock import TICK_S, WorkClock
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn closes an idle connection: a request must not meet one that is just closing."""
@@ -93,10 +94,10 @@ class ModelClient:
         headers = correlation_headers(request.correlation)
         asked_at = time.monotonic()
         async with self._slot(request.queue_s):
-            began = time.monotonic()
-            status, answered, raw = await self._exchange(sent, headers, request.timeout_s)
-            latency_s = time.monotonic() - began
-        return Exchanged(status, answered, raw, asked, headers, queued_s=began - asked_at, latency_s=latency_s)
+            queued_s = time.monotonic() - asked_at
+            async with WorkClock() as clock:
+                status, answered, raw = await self._exchange(sent, headers, request.timeout_s)
+        return Exchanged(status, answered, raw, asked, headers, queued_s=queued_s, latency_s=clock.seconds)
 
     @asynccontextmanager
     async def _slot(self, queue_s: float | None) -> AsyncIterator[None]:
@@ -147,10 +148,13 @@ class ModelClient:
     @asynccontextmanager
     async def _deadline(self, timeout_s: float) -> AsyncIterator[None]:
         where = f"endpoint {self.profile.name!r} at {self.profile.base_url}"
+        clock = WorkClock()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with clock, asyncio.timeout(timeout_s):
                 yield
         except TimeoutError:
+            if clock.seconds < timeout_s - TICK_S:  # the server may have answered in time
+                raise TransportFailed(f"{where}: this worker was suspended during the call") from None
             raise ModelTimeout(f"{where}: no reply within {timeout_s:g} s") from None
         except httpx.ConnectTimeout:
             seconds = self.profile.connect_timeout_s
