@@ -1,9 +1,9 @@
-"""The check of revision 0013 is validated while workers go on; older rows fit it, as it allows more than before."""
+"""The check of revision 0014 is validated while workers go on; older rows fit it, as it allows more than before."""
 
 from migrations.support import validate_check
 
-revision = "0014_task_timeout_before"
-down_revision = "0013_task_timeout"
+revision = "0015_task_timeout_before"
+down_revision = "0014_task_timeout"
 branch_labels = None
 depends_on = None
 phase = "post"

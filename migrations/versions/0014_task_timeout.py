@@ -4,8 +4,8 @@ from alembic import op
 
 from migrations.support import add_check
 
-revision = "0013_task_timeout"
-down_revision = "0012_completion"
+revision = "0014_task_timeout"
+down_revision = "0013_temporal_server"
 branch_labels = None
 depends_on = None
 phase = "pre"
