@@ -8,10 +8,9 @@ from tests.support.world import Victim, World
 TASKS = [f"count-{number}" for number in range(4)]
 
 
-@pytest.mark.parametrize(
-    "victim",
-    ["worker", pytest.param("temporal", marks=pytest.mark.slow), pytest.param("postgres", marks=pytest.mark.slow)],
-)
+# The fast tier kills a worker in tests/integration/test_stack_batches.py, and all three in tests/rehearsal.
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker", "temporal", "postgres"])
 async def test_a_batch_survives_the_death_of(victim: Victim, world: World) -> None:
     batch_id = f"crash-{victim}"
     handle = await world.system.start_batch(world.spec(tasks={"ids": TASKS}), batch_id)

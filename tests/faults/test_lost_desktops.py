@@ -44,7 +44,7 @@ async def _kill_when(world: World, key: str, activity: str) -> None:
     ("task", "activity"),
     [
         ("plain", "a1-s003-act"),
-        ("slow-postconfig", "a1-run-postconfig"),
+        pytest.param("slow-postconfig", "a1-run-postconfig", marks=pytest.mark.slow),
         ("slow-evaluation", "a1-evaluate"),
     ],
 )

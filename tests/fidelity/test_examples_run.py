@@ -17,6 +17,8 @@ from tests.support.model_server import recorded
 from tests.support.servers import containers_of
 from tests.support.system import System
 
+pytestmark = pytest.mark.slow
+
 SOLVED = "agent_done", 1.0
 UNTOUCHED = "agent_done", 0.0
 INFEASIBLE = "b3d4a89c-53f2-4d6b-8b6a-541fb5d205fa"

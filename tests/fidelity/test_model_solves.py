@@ -23,6 +23,8 @@ from tests.fidelity.conftest import EXAMPLES, example
 from tests.support.model_server import Scenario, code, model_policy, model_system, recorded
 from tests.support.system import System, WorkerProcess
 
+pytestmark = pytest.mark.slow
+
 SCRIPT: dict[str, Any] = example("scripts/quickstart.json")["tasks"]
 STATUS = {"DONE": "success", "FAIL": "failure"}
 

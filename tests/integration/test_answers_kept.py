@@ -130,7 +130,7 @@ async def test_while_the_ledger_is_away_the_answer_waits(step: Step, ledger_url:
                 await connection.execute(statement.encode())
 
     async def back_later() -> None:
-        await asyncio.sleep(3)
+        await asyncio.sleep(1)
         await administer(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
 
     async def away(_: Call) -> str:
@@ -153,7 +153,7 @@ async def test_while_the_store_is_away_the_answer_waits(step: Step) -> None:
     elsewhere = root.with_name("elsewhere")
 
     async def back_later() -> None:
-        await asyncio.sleep(2)
+        await asyncio.sleep(1)
         root.unlink()
         elsewhere.rename(root)
 

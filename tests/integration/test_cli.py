@@ -430,6 +430,7 @@ async def test_sandboxes_of_another_deployment_are_not_listed(
     assert (await rollbook("sandboxes", "reap", "--dry-run", "--json")).json["removed"] == []
 
 
+@pytest.mark.slow
 async def test_short_client_processes_never_crash_at_exit(
     system: System, environment: None, rollbook: Rollbook, spec_file: Callable[..., str]
 ) -> None:

@@ -148,6 +148,9 @@ async def test_what_the_stock_guest_answers_500_is_a_fact_about_what_was_asked_f
     assert evaluated.guest_alive_after is True
 
 
+# Upstream asks three times, each for as long as an application may take. tests/integration/test_desktop_session.py
+# has the answer of the guest itself.
+@pytest.mark.slow
 async def test_an_application_that_does_not_answer_is_not_a_missing_one(run: Run, desktop: Desktop) -> None:
     """A stopped editor turned a 1 into an admitted 0: its part of the accessibility tree was left out."""
     task = asking("true")
