@@ -15,6 +15,7 @@ from rollbook.desktop.driver import Driver
 from rollbook.errors import LedgerConflict
 from rollbook.ledger.records import AttemptContext, StoredTurn
 from rollbook.policies.base import WAIT
+from rollbook.redaction import redact_head
 from rollbook.workclock import WorkClock
 from rollbook.worker.services import Services
 
@@ -92,7 +93,7 @@ class DesktopActivities:
                     {
                         "op_id": result.op_id,
                         "status": result.status,
-                        "error": result.error and result.error[:2000],
+                        "error": result.error and redact_head(result.error, 2000),
                         "repeated": result.repeated,
                         "duration_s": result.duration_s,
                     }

@@ -20,6 +20,7 @@ from rollbook.errors import Fenced, RollbookError
 from rollbook.ledger.janitor import OpenBatch
 from rollbook.ledger.records import Lease, Suspect
 from rollbook.policies.registry import pinned_spec
+from rollbook.redaction import redact_head
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, remove_sandbox
 from rollbook.worker.server_check import check_server
 from rollbook.worker.services import Services
@@ -261,7 +262,7 @@ class Run:
                 self._doubt(what, error)
 
     def _doubt(self, what: str, error: Exception) -> None:
-        self._names["doubts"].append(f"{what}: {type(error).__name__}: {error}"[:200])
+        self._names["doubts"].append(redact_head(f"{what}: {type(error).__name__}: {error}", 200))
 
 
 def _shown(found: list[str]) -> list[str]:

@@ -10,8 +10,10 @@ from models.task import Task, needs_web
 from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
 from rollbook.ledger.records import Claim
+from rollbook.ledger.sanitize import require_no_secrets
 from rollbook.ledger.task_selection import Member, select_tasks
 from rollbook.policies.registry import contract_for, resolve_policy
+from rollbook.redaction import redact_head
 from rollbook.sandboxes.provider import ProviderKind, SandboxProvider
 from rollbook.sandboxes.registry import provider_kind
 from rollbook.worker.services import Services
@@ -49,6 +51,7 @@ class LedgerActivities:
     async def register_batch(self, request: RegisterBatch) -> RegisteredBatch:
         """Plan every rollout of the batch as a row; a relaunch finds them."""
         settings = self._services.settings
+        require_no_secrets(request.spec.model_dump(mode="json"))
         async with beating():
             resolved = await self._resolve(request.spec)
             contract_for(request.spec, resolved)  # refuses an agent contract id that differs from the spec's
@@ -127,7 +130,7 @@ class LedgerActivities:
             task_id=claim.task_id,
             domain=claim.domain,
             sample=claim.sample,
-            instruction=str(claim.document["instruction"])[:500],
+            instruction=redact_head(str(claim.document["instruction"]), 500),
             max_steps=limits.max_steps,
             deadline_s=limits.deadline_s,
             model_timeout_s=_decide_timeout_s(claim.contract),

@@ -16,6 +16,7 @@ from models.outcome import Infra
 from rollbook.desktop.driver import Driver, Files, Job, Note, Scored
 from rollbook.errors import SandboxLost
 from rollbook.ledger.records import AttemptContext, Evaluation
+from rollbook.redaction import redact_head
 from rollbook.workclock import WorkClock
 from rollbook.worker.services import Services
 
@@ -69,7 +70,7 @@ class OsworldActivities:
             score=stored.score,
             guest_failed=stored.guest_failed,
             reason=stored.reason,
-            detail=stored.detail[:2000],
+            detail=redact_head(stored.detail, 2000),
         )
 
     async def _score(self, request: EvaluateRequest, job: Job) -> Scored:
@@ -122,7 +123,7 @@ def _row(scored: Scored, task_digest: str, log: ArtifactRef | None) -> Evaluatio
         score_type=scored.score_type or None,
         reason=scored.reason,
         guest_failed=scored.guest_failed,
-        detail=scored.detail[:20_000].replace("\x00", ""),
+        detail=redact_head(scored.detail, 20_000).replace("\x00", ""),
         evaluator_revision=scored.evaluator_revision or None,
         numpy_version=scored.numpy or None,
         task_digest=task_digest,

@@ -12,6 +12,7 @@ from models.outcome import Cause
 from models.task import needs_web
 from rollbook.errors import Fenced, SandboxLost
 from rollbook.ledger.records import AttemptContext, Examination
+from rollbook.redaction import redact_head
 from rollbook.sandboxes.provider import SandboxProvider, SandboxSpec, remove_sandbox
 from rollbook.sandboxes.registry import provider_kind
 from rollbook.worker.services import Services
@@ -83,14 +84,14 @@ class SandboxActivities:
                 run_id(),
                 Examination(
                     cause=cause and cause.kind,
-                    cause_detail=cause.detail[:2000] if cause else "",
+                    cause_detail=redact_head(cause.detail, 2000) if cause else "",
                     tampered=seen.tampered,
-                    detail=seen.detail[:2000],
+                    detail=redact_head(seen.detail, 2000),
                     evidence=seen.evidence or None,
                 ),
             )
-        cause = Cause(kind=stored.cause, detail=stored.cause_detail[:500]) if stored.cause else None
-        return Examined(cause=cause, tampered=stored.tampered, detail=stored.detail[:500])
+        cause = Cause(kind=stored.cause, detail=redact_head(stored.cause_detail, 500)) if stored.cause else None
+        return Examined(cause=cause, tampered=stored.tampered, detail=redact_head(stored.detail, 500))
 
     @implements(STOP_SANDBOX)
     async def stop_sandbox(self, attempt: AttemptRef) -> None:

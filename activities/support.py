@@ -35,7 +35,7 @@ from rollbook.errors import (
     RollbookError,
 )
 from rollbook.policies.client import RateLimited
-from rollbook.redaction import redact
+from rollbook.redaction import redact_head
 from rollbook.worker.services import Services
 
 P = ParamSpec("P")
@@ -121,7 +121,7 @@ def reported(work: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         except RollbookError as error:
             raise to_application_error(error) from error
         except ValidationError as error:  # a record that cannot be written will not become valid by waiting
-            raise ApplicationError(redact(str(error))[:4000], type="InvalidRecord", non_retryable=True) from error
+            raise ApplicationError(redact_head(str(error), 4000), type="InvalidRecord", non_retryable=True) from error
 
     return wrapped
 
@@ -135,7 +135,7 @@ def _small(result: R) -> R:
 
 def to_application_error(error: RollbookError) -> ApplicationError:
     """Convert an error of the tree to a Temporal error; see `reported`."""
-    text = redact(f"{error}")[:4000]
+    text = redact_head(str(error), 4000)
     if isinstance(error, CapacityBusy | RateLimited):  # to be retried later: not a failure, and never another attempt
         return ApplicationError(
             text,

@@ -32,6 +32,7 @@ NO_SECRETS = frozenset(
     """
     empty none null true false dummy test unused changeme token token-abc123 password secret key api-key no-key
     no-key-required sk-no-key-required not-needed user root admin osworld rollbook postgres localhost
+    osworld-public-evaluation
     """.split()  # noqa: SIM905
 )
 """Placeholders that protect nothing; replacing them would only damage the text around them."""
@@ -214,6 +215,21 @@ def redact_bytes(data: bytes) -> bytes:
 def redact_value(value: Any) -> Any:
     """A JSON value without the secrets that this process knows."""
     return SECRETS.value(value)
+
+
+def redact_head(text: str | bytes, limit: int) -> str:
+    """The first `limit` characters of the text without secrets."""
+    return _clean_text(text)[:limit]
+
+
+def redact_tail(text: str | bytes, limit: int) -> str:
+    """The last `limit` characters of the text without secrets."""
+    return _clean_text(text)[-limit:]
+
+
+def _clean_text(text: str | bytes) -> str:
+    # Before it is cut: nothing recognizes the part of a secret that a cut leaves.
+    return redact(text) if isinstance(text, str) else redact_bytes(text).decode(errors="replace")
 
 
 def register_settings(settings: BaseModel) -> None:

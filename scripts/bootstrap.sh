@@ -101,8 +101,13 @@ ensure_engine() {
     state=$(.venv/bin/python -c 'from rollbook.config.settings import load_settings as s
 from rollbook.stack.state import StateDir
 print(StateDir.made(s()).root)')
+    # The engine outlives this shell: it keeps no key of its environment, only the way to registries.
+    local name engine_env=(PATH="$PATH:/usr/sbin:/usr/local/sbin" HOME="${HOME:-/root}")
+    for name in HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy SSL_CERT_FILE SSL_CERT_DIR TMPDIR; do
+        [ -z "${!name:-}" ] || engine_env+=("$name=${!name}")
+    done
     # --fork: the engine is not a child of this script and leaves no zombie.
-    (cd / && setsid --fork "$dockerd" >>"$state/logs/dockerd.log" 2>&1)
+    (cd / && env -i "${engine_env[@]}" setsid --fork "$dockerd" >>"$state/logs/dockerd.log" 2>&1)
     wait_for_engine "$state/logs/dockerd.log"
     .venv/bin/python -c 'import sys
 from rollbook.config.settings import load_settings

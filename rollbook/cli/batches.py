@@ -18,6 +18,7 @@ from rollbook.cli.command import Failed
 from rollbook.cli.out import clean
 from rollbook.errors import InvalidInput
 from rollbook.ledger.reader import BatchRow, Reader
+from rollbook.redaction import redact_head
 
 POLL_S = 0.2
 
@@ -88,7 +89,7 @@ async def start_batch(client: Client, batch_id: str, spec: dict[str, Any], task_
             task_queue=task_queue,
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
-            static_summary=str(spec.get("note", ""))[:200] or None,
+            static_summary=redact_head(str(spec.get("note", "")), 200) or None,
         )
     except WorkflowAlreadyStartedError as error:
         return Launch(batch_id, error.run_id or "", already_running=True)

@@ -23,7 +23,7 @@ from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError
 from rollbook.ledger import Ledger
 from rollbook.ledger.reader import Reader
-from rollbook.redaction import redact, register_settings
+from rollbook.redaction import redact, redact_head, register_settings
 from rollbook.temporal.plugin import RollbookPlugin
 
 CONNECT_S = 15.0
@@ -43,11 +43,16 @@ def settings() -> Settings:
 
 def redact_reason(found: Settings, words: str) -> str:
     """The reason that a person wrote, without passwords, tokens and keys that this machine knows."""
+    register_profiles(found)
+    return redact(words)
+
+
+def register_profiles(found: Settings) -> None:
+    """Redact the keys of endpoint profiles from now on."""
     from rollbook.policies.client.profile import load_profiles  # slow to import
 
     with contextlib.suppress(ConfigError):  # workers report a broken file; the profiles that could be read count
         load_profiles(found)
-    return redact(words)
 
 
 @asynccontextmanager
@@ -77,7 +82,7 @@ async def connect(found: Settings) -> Client:
         async with asyncio.timeout(CONNECT_S):
             return await Client.connect(**config, plugins=[RollbookPlugin()])
     except (RuntimeError, RPCError, TimeoutError) as error:
-        first = (str(error) or "no answer").splitlines()[0][:200]
+        first = redact_head((str(error) or "no answer").splitlines()[0], 200)
         raise Unreachable(
             f"Temporal does not answer at {config.get('target_host')}: {first}; is it running (`rollbook ps`)?"
         ) from error

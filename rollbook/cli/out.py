@@ -51,7 +51,7 @@ def _plain(value: Any) -> Any:
 
 def clean(text: str, limit: int | None = None) -> str:
     """One line without control characters (a guest or a model may have written them), at most `limit` long."""
-    flat = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    flat = "".join(c if c.isprintable() else " " for c in " ".join(redact(text).split()))
     return flat if limit is None or len(flat) <= limit else flat[: limit - 1] + "…"
 
 

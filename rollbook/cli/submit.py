@@ -16,13 +16,14 @@ from models.identity import BATCH_ID
 from models.spec import BatchSpec, read_spec
 from rollbook.cli.batches import Launch, as_input, await_registration, life_of, rerun_masked, result_of, start_batch
 from rollbook.cli.command import FAILURE, OK, AsJson, Failed, finish, name_of, read_json
-from rollbook.cli.connections import Links, connect, open_ledger, open_reader, settings
+from rollbook.cli.connections import Links, connect, open_ledger, open_reader, register_profiles, settings
 from rollbook.cli.out import note, print_json, say, several
 from rollbook.cli.status import follow
 from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError, InvalidInput, SpecConflict
 from rollbook.ledger import Ledger
 from rollbook.ledger.reader import BatchRow, Reader
+from rollbook.ledger.sanitize import require_no_secrets
 from rollbook.ledger.task_selection import Member, Planned, compare, select_tasks
 from rollbook.policies.registry import contract_for, policy_kind, resolve_policy
 from rollbook.temporal.namespace import require_same_server, server_of
@@ -105,6 +106,8 @@ def read_batch_id(given: str) -> str:
 
 async def launch(found: Settings, batch_id: str, spec: BatchSpec) -> Outcome:
     """Start the batch, or find that it runs or is complete; raises InvalidInput or SpecConflict with the reason."""
+    register_profiles(found)
+    require_no_secrets(as_input(spec))
     client = await connect(found)
     async with open_ledger(found) as ledger, open_reader(found) as reader:
         place = (found.deployment_id, client.namespace)

@@ -20,6 +20,7 @@ from rollbook.guest.http import (
     read_nonce,
     screenshot_size,
 )
+from rollbook.redaction import redact_head, redact_tail
 
 T = TypeVar("T")
 
@@ -157,10 +158,12 @@ class GuestClient:
         )
         answer = parse_guest_json(reply)
         if not isinstance(answer, dict):
-            return ExecuteResult(False, "", f"HTTP {status}: {reply[:500].decode(errors='replace')}", None)
+            return ExecuteResult(False, "", f"HTTP {status}: {redact_head(reply, 500)}", None)
         if status != 200:
             why = _text(answer.get("message")) or _text(answer.get("error")) or f"HTTP {status} without a reason"
-            return ExecuteResult(False, "", why[-MAX_ERROR_CHARS:], None, timed_out=bool(TIMED_OUT.search(why)))
+            return ExecuteResult(
+                False, "", redact_tail(why, MAX_ERROR_CHARS), None, timed_out=bool(TIMED_OUT.search(why))
+            )
         code = answer.get("returncode")
         return ExecuteResult(
             ok=True,
@@ -180,7 +183,7 @@ class GuestClient:
             files={"file_data": ("file", content, "application/octet-stream")},
         )
         if status != 200:
-            raise GuestRefused(f"upload of {path}: HTTP {status}: {reply[:500].decode(errors='replace')}")
+            raise GuestRefused(f"upload of {path}: HTTP {status}: {redact_head(reply, 500)}")
 
     async def check_nonce(self, expected: str) -> None:
         """Raises GuestReplaced when the guest is not the one that was started, SandboxLost when it does not answer."""
@@ -190,7 +193,9 @@ class GuestClient:
         if not isinstance(nonce, str):  # a guest of another make
             nonce = await read_nonce(self.endpoint, self._read_timeout_s)
         if nonce != expected:
-            raise GuestReplaced(f"another guest answers: boot nonce {nonce!r:.200}, at the start it was {expected!r}")
+            raise GuestReplaced(
+                f"another guest answers: boot nonce {redact_head(repr(nonce), 200)}, at the start it was {expected!r}"
+            )
 
     async def verify(self) -> None:
         """`check_nonce` with the client's own nonce; nothing without one."""
@@ -209,7 +214,7 @@ class GuestClient:
     async def _get(self, path: str, timeout_s: float, max_bytes: int) -> bytes:
         status, reply = await self._send("GET", path, timeout_s, max_bytes)
         if status != 200:
-            raise GuestRefused(f"GET {path}: HTTP {status}: {reply[:300].decode(errors='replace')}")
+            raise GuestRefused(f"GET {path}: HTTP {status}: {redact_head(reply, 300)}")
         return reply
 
     async def _repeat(self, read: Callable[[], Awaitable[T]], delays_s: tuple[float, ...]) -> T:

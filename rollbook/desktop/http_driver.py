@@ -31,6 +31,7 @@ from rollbook.osworld.cache_files import collect, restore, written_by
 from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.osworld.results import BROKEN_BY_GUEST
 from rollbook.osworld.runner import PhaseResult, cache_dir, run_phase
+from rollbook.redaction import redact_head
 
 LOG_LIMIT_BYTES = 4 * 2**20
 
@@ -126,7 +127,10 @@ class HttpDriver:
             evaluator_revision=self._env.revision,
             numpy=self._env.numpy,
             isolation=result.isolation,
-            exchanges={"by_port": result.exchanges, "failures": [str(one)[:300] for one in result.failures[-10:]]},
+            exchanges={
+                "by_port": result.exchanges,
+                "failures": [redact_head(str(failure), 300) for failure in result.failures[-10:]],
+            },
             log=await _log(result),
             duration_s=result.duration_s,
         )
@@ -209,7 +213,7 @@ def _left(note: str, names: list[str]) -> Files | None:
 
 def _words(result: PhaseResult) -> str:
     """Return the problem in one line."""
-    return f"{result.error_type or result.status}: {result.error_message}"[:1500]
+    return redact_head(f"{result.error_type or result.status}: {result.error_message}", 1500)
 
 
 async def _log(result: PhaseResult) -> bytes:
@@ -249,7 +253,7 @@ async def claim_phase(client: GuestClient, phase: str, token: str, *, first_try:
     """
     answer = await _ask(client, phase, "claim", token=token, first=first_try)
     if answer.get("state") not in ("claimed", "done", "interrupted"):
-        raise ActionFailed(f"unexpected answer to the claim of phase {phase}: {answer!r:.200}")
+        raise ActionFailed(f"unexpected answer to the claim of phase {phase}: {redact_head(repr(answer), 200)}")
     return PhaseClaim(answer["state"], str(answer.get("note", "")))
 
 
@@ -271,7 +275,7 @@ async def _ask(client: GuestClient, phase: str, verb: str, **request: Any) -> di
     for line in result.output.splitlines():
         if line.startswith(_MARK):
             return _read(line.removeprefix(_MARK))
-    raise ActionFailed(f"the guest could not {verb} phase {phase}: {(result.error or result.output)[:500]}")
+    raise ActionFailed(f"the guest could not {verb} phase {phase}: {redact_head(result.error or result.output, 500)}")
 
 
 def _read(text: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rollbook.desktop.inside import guest_program
 from rollbook.desktop.runtimes import ActionRuntime
 from rollbook.errors import ActionFailed, ActionTooLong, SandboxLost
 from rollbook.guest.http import parse_guest_json
+from rollbook.redaction import redact_head, redact_tail
 
 Status = Literal["ok", "raised", "timeout", "in_doubt", "refused"]
 
@@ -135,7 +136,7 @@ class _Operation:
         self.killed_by_guest |= result.timed_out
         answer = guest_answer(result)
         if answer is None or answer.get("op") != self.op_id:
-            return {"state": "unreadable", "error": (result.error or result.output)[-500:] or "no output"}
+            return {"state": "unreadable", "error": redact_tail(result.error or result.output, 500) or "no output"}
         return answer
 
 
@@ -214,7 +215,7 @@ class _Delivery:
         if self._troubles > self._patience.troubles:
             why = answer.get("error")
             why = why if isinstance(why, str) and why else f"state {answer['state']!r:.40}"
-            raise ActionFailed(f"action {self._op.op_id}: the guest cannot run the journal: {why[-500:]}")
+            raise ActionFailed(f"action {self._op.op_id}: the guest cannot run the journal: {redact_tail(why, 500)}")
 
 
 async def perform(
@@ -243,7 +244,9 @@ async def perform(
         return _recorded(op, answer)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as trouble:
         # the agent owns the guest and may spoil its journal: that must neither help it nor pass for an accident
-        error = f"the guest's journal holds no readable result ({type(trouble).__name__}: {trouble!s:.200})"
+        error = (
+            f"the guest's journal holds no readable result ({type(trouble).__name__}: {redact_head(str(trouble), 200)})"
+        )
         return ActionResult(op_id, "in_doubt", error, True, None, None)
 
 
@@ -276,7 +279,7 @@ async def read_journal(client: GuestClient, interpreter: str = "python") -> list
     result = await client.execute([interpreter, "-c", guest_program("journal", {"do": "dump"})], timeout_s=30.0)
     answer = guest_answer(result)
     if answer is None or answer["state"] != "dump":
-        why = (result.error or result.output)[-500:]
+        why = redact_tail(result.error or result.output, 500)
         raise ActionFailed(f"the guest's journal cannot be read: {why}")
     try:
         return [
@@ -285,7 +288,7 @@ async def read_journal(client: GuestClient, interpreter: str = "python") -> list
         ]
     except (KeyError, TypeError, AttributeError) as trouble:
         raise ActionFailed(
-            f"the guest's journal cannot be read: {type(trouble).__name__}: {trouble!s:.200}"
+            f"the guest's journal cannot be read: {type(trouble).__name__}: {redact_head(str(trouble), 200)}"
         ) from trouble
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 from rollbook.desktop.client import GuestClient
 from rollbook.errors import InvalidInput, SandboxLost
 from rollbook.guest.http import parse_guest_json
+from rollbook.redaction import redact_head, redact_tail
 
 RuntimeId = Literal["canonical", "exact-input"]
 
@@ -138,6 +139,6 @@ async def probe_runtime(client: GuestClient, runtime: ActionRuntime) -> list[str
         if missing == [None]:
             return [f"command {runtime.interpreter!r} in the guest"]
         if isinstance(missing, list) and all(isinstance(word, str) for word in missing):
-            return [str(word)[:500] for word in missing[:20]]
-    why = (answer.error or answer.output)[-500:] or "no output"
+            return [redact_head(str(word), 500) for word in missing[:20]]
+    why = redact_tail(answer.error or answer.output, 500) or "no output"
     raise SandboxLost(f"the desktop did not run the probe of action runtime {runtime.id}: {why}")

@@ -38,6 +38,7 @@ from rollbook.guest.exchanges import (
     stay_here,
 )
 from rollbook.guest.http import CHROMIUM_PORT, CONTROLS, GUEST_PORT, TIMED_OUT, Control, Endpoint, parse_guest_json
+from rollbook.redaction import redact_head
 
 # Rules of the forwarder that need no socket: URLs and headers of requests, and checks of replies.
 #
@@ -148,7 +149,9 @@ def _point_here(listed: dict[str, Any], client_host: str, prefix: str) -> None:
     url = listed.get("webSocketDebuggerUrl")
     if url is not None:
         if not isinstance(url, str) or not _SOCKET_URL.match(url):
-            raise ValueError(f"webSocketDebuggerUrl is not a WebSocket URL of this guest: {url!r:.200}")
+            raise ValueError(
+                f"webSocketDebuggerUrl is not a WebSocket URL of this guest: {redact_head(repr(url), 200)}"
+            )
         listed["webSocketDebuggerUrl"] = _SOCKET_URL.sub(lambda m: f"ws://{client_host}{path_of(m)}", url)
     if isinstance(url := listed.get("devtoolsFrontendUrl"), str):
         listed["devtoolsFrontendUrl"] = _FRONTEND_PARAMETER.sub(lambda m: f"{m[1]}ws={client_host}{path_of(m)}", url)
@@ -300,11 +303,11 @@ class _Record:
     def ended(self, outcome: Outcome, error: BaseException | str | None = None) -> None:
         self.outcome = outcome
         words = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error or ""
-        self.detail = words[:500]
+        self.detail = redact_head(words, 500)
 
     def exchange(self) -> Exchange:
         return Exchange(
-            self.port, self.method, self.path[:PATH_LIMIT], self.outcome, self.status, self.started,
+            self.port, self.method, redact_head(self.path, PATH_LIMIT), self.outcome, self.status, self.started,
             time.monotonic() - self.clock, self.received, self.detail, self.killed, self.control,
         )  # fmt: skip
 

@@ -20,6 +20,7 @@ import httpx
 from PIL import Image
 
 from rollbook.errors import SandboxLost, SandboxStartFailed
+from rollbook.redaction import redact_head
 
 GUEST_PORT = 5000
 CHROMIUM_PORT = 9222
@@ -219,7 +220,7 @@ async def control_exchange(endpoint: Endpoint, path: str, nonce: str, timeout_s:
 
 async def _trouble(endpoint: Endpoint, nonce: str, timeout_s: float) -> str:
     if (answered := await read_nonce(endpoint, timeout_s)) != nonce:
-        return f"another boot of the guest answers: {answered:.60} instead of {nonce:.60}"
+        return f"another boot of the guest answers: {redact_head(answered, 60)} instead of {nonce:.60}"
     for path, task in (("/execute", "run `true`"), ("/file", f"read {KNOWN_FILE}")):
         if (control := await control_exchange(endpoint, path, nonce, timeout_s)) != "passed":
             return f"its guest server cannot {task}: {control}"
@@ -227,7 +228,7 @@ async def _trouble(endpoint: Endpoint, nonce: str, timeout_s: float) -> str:
         size = max_screenshot_bytes(None)
         status, png = await ask_guest(client, "GET", "/screenshot", max_bytes=size, total_s=timeout_s)
         if status != 200 or not png.startswith(PNG_MAGIC):
-            return f"its guest server shows no screen: HTTP {status} {png[:200].decode(errors='replace')}"
+            return f"its guest server shows no screen: HTTP {status} {redact_head(png, 200)}"
     return ""
 
 
@@ -334,7 +335,7 @@ async def _look(client: httpx.AsyncClient, screen: tuple[int, int]) -> str | Non
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
     if status != 200:
-        return f"HTTP {status}: {png[:200].decode(errors='replace').strip()}"
+        return f"HTTP {status}: {redact_head(png, 200).strip()}"
     try:
         await asyncio.to_thread(screenshot_size, png, screen)
         await asyncio.to_thread(require_content, png)

@@ -11,8 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from rollbook.config.child_environment import child_environment
 from rollbook.osworld.environment import EvaluatorEnv, ensure_environment
 from rollbook.osworld.isolation import INSIDE
+from rollbook.redaction import redact_tail
 
 TABLE = Path(__file__).with_name("capabilities.json")
 
@@ -137,12 +139,13 @@ async def survey(env: EvaluatorEnv) -> dict[str, Any]:
     """Ask the environment itself. Raises RuntimeError with its output when it fails."""
     process = await asyncio.create_subprocess_exec(
         *(str(env.python), "-I", "-B", str(INSIDE), "survey"),
+        env=child_environment(),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     output, errors = await process.communicate()
     if process.returncode != 0:
-        raise RuntimeError(errors.decode("utf-8", "replace")[-2000:])
+        raise RuntimeError(redact_tail(errors, 2000))
     table: dict[str, Any] = json.loads(output.decode().splitlines()[-1])
     return table
 

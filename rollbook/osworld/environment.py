@@ -19,8 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rollbook.config.child_environment import PACKAGES, child_environment
 from rollbook.config.osworld import evaluator_settings
 from rollbook.errors import ConfigError
+from rollbook.redaction import redact_tail
 
 RUNNER_VERSION = "1"
 """Raise it when a change of `rollbook/osworld/inside` may change a score."""
@@ -161,7 +163,11 @@ def _uv() -> str:
 
 async def _run(command: list[str], log: Log | None) -> str:
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *command,
+        env=child_environment(*PACKAGES),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     try:
         raw, _ = await process.communicate()
@@ -171,7 +177,9 @@ async def _run(command: list[str], log: Log | None) -> str:
         raise
     output = raw.decode("utf-8", "replace")
     if process.returncode != 0:
-        raise ConfigError(f"the evaluator's environment could not be built: {' '.join(command)}\n{output[-3000:]}")
+        raise ConfigError(
+            f"the evaluator's environment could not be built: {' '.join(command)}\n{redact_tail(output, 3000)}"
+        )
     if log is not None and output.strip():
         log(output.strip().splitlines()[-1])
     return output

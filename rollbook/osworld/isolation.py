@@ -18,6 +18,7 @@ from typing import Literal
 from rollbook.config.osworld import evaluator_settings
 from rollbook.errors import ConfigError
 from rollbook.osworld.environment import EvaluatorEnv
+from rollbook.redaction import redact_tail
 
 INSIDE = Path(__file__).parent / "inside"
 NOBODY = 65534
@@ -209,7 +210,7 @@ async def _try(isolation: Isolation, env: EvaluatorEnv) -> str:
         raise ConfigError(f"the trial of bubblewrap was ended by a signal (exit code {process.returncode})")
     if process.returncode == 0:
         return ""
-    return output.decode("utf-8", "replace").strip()[-500:] or f"exit code {process.returncode}"
+    return redact_tail(output.strip(), 500) or f"exit code {process.returncode}"
 
 
 @contextmanager

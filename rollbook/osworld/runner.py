@@ -31,6 +31,7 @@ from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.osworld.fetcher import DownloadFailed, fetch_all
 from rollbook.osworld.isolation import Directories, Isolation, choose_isolation
 from rollbook.osworld.results import ChildRun, GuestCheck, Phase, PhaseResult, Verdict, interpret_results
+from rollbook.redaction import SECRETS, redact_bytes, redact_head, redact_tail
 
 __all__ = ["PhaseResult", "cache_dir", "run_phase"]
 
@@ -206,6 +207,7 @@ async def run_phase(
         on_progress,
     )
     _validate(job)
+    SECRETS.add(client_password)
     started = time.monotonic()
     cache = cache_dir(job.work_dir, task["id"])
     log, run, isolation = ExchangeLog(), ChildRun("aborted", None, None), Isolation("none", "never started")
@@ -224,7 +226,7 @@ async def run_phase(
         await asyncio.to_thread(_make_directories, job, isolation.owner)
         run, log = await _run_child(job, isolation, guest)
         guest = await _probe(job, guest.expected)
-    await asyncio.to_thread(tidy_log, _log_path(job), client_password)
+    await asyncio.to_thread(tidy_log, _log_path(job))
     verdict = interpret_results(phase, run, log, guest)
     if unfetched and not verdict.guest_failed:
         verdict = Verdict("failed", error_type=DownloadFailed.__name__, error_message=unfetched)
@@ -403,8 +405,8 @@ def _report(
         value=verdict.value,
         score_type=answer.get("score_type"),
         error_type=verdict.error_type,
-        error_message=redact(verdict.error_message, job.client_password),
-        traceback=redact(str(answer.get("traceback", "")), job.client_password),
+        error_message=redact_head(verdict.error_message, MESSAGE_LIMIT),
+        traceback=redact_tail(str(answer.get("traceback", "")), TRACEBACK_LIMIT),
         guest_failed=verdict.guest_failed,
         guest_alive_after=guest.same,
         nonce=guest.expected,
@@ -424,24 +426,24 @@ def _report(
 LOG_LIMIT = 4 * 2**20
 """Bytes of a log that are kept: its first and its last half."""
 
-WELL_KNOWN_PASSWORDS = frozenset({"", "password", "osworld-public-evaluation"})
-"""OSWorld's published defaults: no secrets, and too common as words to blot out."""
+_SEAM = 2**12
+"""Bytes dropped at a cut after redaction: the part of a secret that the cut left there is shorter."""
+
+MESSAGE_LIMIT = 4000
+TRACEBACK_LIMIT = 8000
 
 
-def redact(text: str, password: str) -> str:
-    """The text without the password, unless that is one of OSWorld's published ones."""
-    return text if password in WELL_KNOWN_PASSWORDS else text.replace(password, "[password]")
-
-
-def tidy_log(path: Path, password: str) -> None:
-    """Cut the middle out of an oversized log and blot out the password. The file need not exist."""
+def tidy_log(path: Path) -> None:
+    """Remove secrets from a log, and the middle from an oversized one. The file need not exist."""
     path.touch()
     size = path.stat().st_size
-    if size <= LOG_LIMIT and password in WELL_KNOWN_PASSWORDS:
+    if size <= LOG_LIMIT:
+        path.write_text(redact_bytes(path.read_bytes()).decode(errors="replace"))
         return
+    half = LOG_LIMIT // 2
     with path.open("rb") as file:
-        data = file.read(LOG_LIMIT // 2 if size > LOG_LIMIT else size)
-        if size > LOG_LIMIT:
-            file.seek(size - LOG_LIMIT // 2)
-            data += f"\n[{size - LOG_LIMIT} bytes left out]\n".encode() + file.read(LOG_LIMIT // 2)
-    path.write_text(redact(data.decode("utf-8", "replace"), password))
+        first = redact_bytes(file.read(half))[:-_SEAM]
+        file.seek(size - half)
+        last = redact_bytes(file.read(half))[_SEAM:]
+    data = first + f"\n[{size - LOG_LIMIT + 2 * _SEAM} bytes left out]\n".encode() + last
+    path.write_text(data.decode(errors="replace"))

@@ -19,7 +19,7 @@ from rollbook.errors import LedgerConflict
 from rollbook.ledger import Ledger
 from rollbook.ledger.records import CallRecord, ModelCall
 from rollbook.policies.base import Answer, summary_of
-from rollbook.redaction import redact
+from rollbook.redaction import redact_head
 
 T = TypeVar("T")
 
@@ -153,4 +153,4 @@ def _hopeless(error: Exception) -> bool:
 
 def _said(error: Exception) -> str:
     cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
-    return redact(f"{type(cause).__name__}: {cause}")[:500]
+    return redact_head(f"{type(cause).__name__}: {cause}", 500)

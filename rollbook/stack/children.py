@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
+from rollbook.config.child_environment import child_environment
 from rollbook.errors import RollbookError
 from rollbook.stack.processes import ProcessRef, kill_group, marked_processes, stop_process, wait_gone
 from rollbook.stack.state import ChildPhase, ChildState, StackState
@@ -42,6 +43,8 @@ class Command:
 class Child(ABC):
     """A server process with a log file. Subclasses say how to run it and how to see that it is ready."""
 
+    variables: tuple[str, ...] = ()
+    """Variables that it inherits besides the common ones, as patterns (`rollbook.config.child_environment`)."""
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     stop_grace_s: float = 10.0
     ready_timeout_s: float = 60.0
@@ -74,7 +77,7 @@ class Child(ABC):
             self._process = await asyncio.create_subprocess_exec(
                 *command.argv,
                 cwd=command.cwd,
-                env={**self.env, **command.env},
+                env={**child_environment(TOKEN_VARIABLE, *self.variables, source=self.env), **command.env},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

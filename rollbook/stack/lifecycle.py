@@ -11,9 +11,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
+from rollbook.config.child_environment import PACKAGES, child_environment
 from rollbook.config.settings import Settings
 from rollbook.config.unknown_names import unknown_names
 from rollbook.errors import InvalidInput, ProviderUnavailable
+from rollbook.redaction import redact_tail
 from rollbook.sandboxes.docker.checks import SETUP_SCRIPT, engine_fix, engine_problem, may_set_up_engine
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, Removed
 from rollbook.sandboxes.registry import opened_providers
@@ -153,18 +155,21 @@ async def ensure_engine(settings: Settings, log: Log = print) -> None:
         return
     if not may_set_up_engine():
         raise StackError(f"no Docker engine answers ({problem}): {engine_fix(problem)}")
-    install = {"ROLLBOOK_INSTALL_DOCKER": "1" if settings.install_docker else "0"}
+    install = {
+        "ROLLBOOK_INSTALL_DOCKER": "1" if settings.install_docker else "0",
+        "ROLLBOOK_STATE_DIR": str(settings.state_dir),
+    }
     process = await asyncio.create_subprocess_exec(
         str(SETUP_SCRIPT),
         "engine",
-        env={**os.environ, **settings.environment(), **install},
+        env={**child_environment(*PACKAGES), **install},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
     output = (await process.communicate())[0].decode(errors="replace").strip()
     if process.returncode != 0:
-        raise StackError(f"no Docker engine answers ({problem}) and it cannot be set up: {output[-400:]}")
+        raise StackError(f"no Docker engine answers ({problem}) and it cannot be set up: {redact_tail(output, 400)}")
     log("the Docker engine runs")
 
 

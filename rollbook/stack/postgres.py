@@ -23,7 +23,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from rollbook.config.child_environment import child_environment
 from rollbook.errors import ConfigError
+from rollbook.redaction import redact_tail
 from rollbook.stack.children import Child, Command, StackError
 from rollbook.stack.state import require_enterable
 
@@ -85,6 +87,7 @@ class PostgresServer(Child):
         done = subprocess.run(
             argv,
             cwd=self.directory,
+            env=child_environment(source=self.env),
             user=uid,
             group=gid,
             extra_groups=groups,
@@ -96,7 +99,7 @@ class PostgresServer(Child):
             check=False,
         )
         if done.returncode != 0:
-            raise StackError(f"initdb failed for {self.data}: {done.stdout.strip()[-500:]}")
+            raise StackError(f"initdb failed for {self.data}: {redact_tail(done.stdout.strip(), 500)}")
 
     def command(self) -> Command:
         settings = {

@@ -14,6 +14,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from models.attributes import SEARCH_ATTRIBUTES
+from rollbook.config.child_environment import EVERYTHING, OBJECT_STORES
 from rollbook.config.settings import PROJECT_ROOT
 from rollbook.stack.children import Child, Command, StackError
 from rollbook.stack.processes import HOST, listens
@@ -112,6 +113,7 @@ class ArtifactServer(Child):
 
     def __init__(self, store_url: str, log: Path, port: int, env: Mapping[str, str] | None = None) -> None:
         super().__init__("artifacts", log, env)
+        self.variables = () if store_url.startswith("file:") else OBJECT_STORES
         self.store_url = store_url
         self.port = port
 
@@ -139,6 +141,8 @@ class Worker(Child):
     """One worker. Ready when it wrote its ready file or Temporal sees it polling for workflow tasks."""
 
     ready_timeout_s = 120.0
+    # Its endpoint profiles name variables of their own choice.
+    variables = EVERYTHING
 
     def __init__(
         self,

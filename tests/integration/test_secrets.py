@@ -18,7 +18,12 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
 
+from activities.ledger import LedgerActivities
+from models.batch import RegisterBatch
+from models.spec import BatchSpec
 from rollbook.config.settings import Settings
 from rollbook.redaction import MARK, SECRETS
 from tests.doubles.model_server import Call, ModelServer, Reply
@@ -207,6 +212,22 @@ async def test_the_ledger_holds_none(planted: Planted) -> None:
     assert MARK in dump["model_call"], "the model's words are there, without the secrets"
     assert MARK in dump["outcome"], "so is the server's complaint about the key"
     assert {name: hits(rows) for name, rows in dump.items() if hits(rows)} == {}
+
+
+async def test_a_spec_that_holds_one_is_refused(planted: Planted, tmp_path: Path) -> None:
+    """By the command line, and by the worker where the plain `temporal` has sent it."""
+    spec = model_spec("two", {"endpoint": "right"}, note=f"with the key {RIGHT_KEY}, not another one")
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    code, said = await rollbook(planted, "submit", str(tmp_path / "spec.json"), "--batch-id", "secrets-note")
+    assert (code, hits(said)) == (2, [])
+    assert "note: holds a password, token or key" in said
+    request = RegisterBatch(
+        batch_id="secrets-note", namespace="default", spec=BatchSpec.model_validate(spec), launch_id="1"
+    )
+    with pytest.raises(ApplicationError, match=r"note: holds a password") as refusal:
+        await ActivityEnvironment().run(LedgerActivities(planted.system.services).register_batch, request)
+    assert hits(str(refusal.value)) == []
+    assert "secrets-note" not in (await ledger_dump(planted.settings))["batch"]
 
 
 async def test_the_artifacts_hold_none(planted: Planted) -> None:

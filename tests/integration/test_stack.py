@@ -16,6 +16,7 @@ from pathlib import Path
 
 import docker
 import httpx
+import psutil
 import psycopg
 import pytest
 from temporalio.client import Client
@@ -38,6 +39,9 @@ def _no_outside_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith(("ROLLBOOK_", "TEMPORAL_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TEMPORAL_CONFIG_FILE", "/nonexistent/temporal.toml")
+
+
+KEY = "sk-kept-from-children-0123456789"
 
 
 def _settings(directory: Path, **more: object) -> Settings:
@@ -103,8 +107,21 @@ async def _logins(settings: Settings) -> set[str]:
         return {name for (name,) in await asked.fetchall()}
 
 
-async def test_up_is_idempotent_and_down_leaves_nothing(settings: Settings) -> None:
+def _environment_of(pid: int) -> str:
+    """The environments of a process and all its descendants."""
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return "\n".join(Path(f"/proc/{process.pid}/environ").read_text() for process in family)
+
+
+async def test_up_is_idempotent_and_down_leaves_nothing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "ANY_MODEL_KEY"):
+        monkeypatch.setenv(name, KEY)
     first = await up(settings, log=_quiet, engine=False)
+    assert first.supervisor is not None
+    assert KEY in _environment_of(first.supervisor.pid), "it hands the keys to the workers"
+    inherited = {name: _environment_of(child.ref.pid) for name, child in first.children.items() if child.ref}
+    assert set(inherited) == {"postgres", "temporal", "artifacts"}
+    assert [name for name, variables in inherited.items() if KEY in variables or "ROLLBOOK_DATABASE" in variables] == []
     await _assert_works(settings)
     assert await _logins(settings) <= {"rollbook_worker"}, "the owner migrates, and is gone"
     second = await up(settings, log=_quiet, engine=False)

@@ -4,6 +4,8 @@ import base64
 import json
 import logging
 import random
+import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import assume, given, settings
@@ -11,8 +13,17 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from rollbook import redaction
-from rollbook.config.settings import load_settings
-from rollbook.redaction import MARK, SECRETS, RedactingFilter, SecretRegistry, redact, register_settings
+from rollbook.config.settings import PROJECT_ROOT, load_settings
+from rollbook.redaction import (
+    MARK,
+    SECRETS,
+    RedactingFilter,
+    SecretRegistry,
+    redact,
+    redact_head,
+    redact_tail,
+    register_settings,
+)
 from tests.support.spellings import in_base64, nested, usual, usual_in_base64
 
 ODD = 'p@ss "w\\rd/+=é&%20'
@@ -195,3 +206,40 @@ def test_the_registry_of_the_process_is_the_one_that_is_asked() -> None:
     redaction.SECRETS.add("hunter2hunter2")
     assert redact("hunter2hunter2") == MARK
     assert SECRETS.text("hunter2hunter2") == "hunter2hunter2"  # the one imported before the fixture took its place
+
+
+@pytest.mark.parametrize("cut", [redact_head, redact_tail])
+def test_no_part_of_a_secret_is_left_by_a_cut(cut: Callable[[str | bytes, int], str]) -> None:
+    key = "sk-0123456789abcdefghij"
+    redaction.SECRETS.add(key)
+    for text in (key * 3, f"..{key}..{key}.."):
+        for limit in range(1, 60):
+            assert not re.search("sk|[0-9]|ghij", cut(text, limit)), (text, limit)
+            assert cut(text.encode(), limit) == cut(text, limit)
+
+
+TEXT_CUT = re.compile(r"(?<!\\)\[(:\d{3,}|-\d{3,}:|:?-?[A-Z_]*(?:CHARS|CHARACTERS|WORDS)[A-Z_]*:?)\]|:\.\d{3,}\}")
+CLEAN_BEFORE = {
+    "workflows/": "failures are redacted when activities raise them",
+    "models/": "results of other programs, redacted when they are stored",
+    "rollbook/desktop/inside/": "runs in the guest, which is given no secret",
+    "rollbook/osworld/inside/": "runs in the evaluator's process, which is given no secret",
+    "rollbook/temporal/plugin.py": "cuts what it has redacted",
+    "rollbook/policies/": "names, and actions of a reply that is read after redaction",
+    "rollbook/stack/artifact_server.py": "recognizes a file by its first bytes",
+    "rollbook/evidence/verify.py": "compares records, which hold no secret",
+    "rollbook/ledger/": "redacted as JSON first",
+}
+
+
+def test_texts_are_cut_by_the_functions_that_redact_first() -> None:
+    """A slice of a hundred or more characters is one of a text that may hold a secret."""
+    found = [
+        f"{name}:{number}: {line.strip()}"
+        for package in ("rollbook", "activities", "workflows", "models")
+        for path in sorted((PROJECT_ROOT / package).rglob("*.py"))
+        if not (name := path.relative_to(PROJECT_ROOT).as_posix()).startswith(tuple(CLEAN_BEFORE))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if TEXT_CUT.search(line)
+    ]
+    assert found == []

@@ -36,7 +36,7 @@ class Tripwires(logging.Handler):
         """Remember a message that is on the list."""
         message = record.getMessage()
         if message.startswith(_SWALLOWED.get(record.name, ())):
-            self.found.append(message[:500])
+            self.found.append(message[:8000])
 
 
 def set_tripwires() -> Tripwires:
@@ -47,8 +47,9 @@ def set_tripwires() -> Tripwires:
     return handler
 
 
-MESSAGE_LIMIT = 4000
-TRACEBACK_LIMIT = 8000
+# The worker removes secrets, which are unknown here, and cuts to less than this.
+MESSAGE_LIMIT = 64_000
+TRACEBACK_LIMIT = 128_000
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from rollbook.errors import (
     RateLimited,
     TransportFailed,
 )
+from rollbook.redaction import redact
 
 DEEPEST = 64
 """Levels of arrays and objects; what a reply needs is ten."""
@@ -125,7 +126,7 @@ SHOWN = 600
 
 def complaint(body: bytes) -> str:
     """The server's own words, on one line, shortened."""
-    text = " ".join(_words(body).split())
+    text = " ".join(redact(_words(body)).split())
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 

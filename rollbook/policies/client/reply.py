@@ -23,7 +23,7 @@ from models.identity import canonical_json
 from models.sanitize import LARGEST_COUNT, sanitize
 from rollbook.errors import CallError, TransportFailed
 from rollbook.policies.client.faults import OVERFLOW, complaint, read_json, refusal
-from rollbook.redaction import redact_bytes, redact_value
+from rollbook.redaction import redact_bytes, redact_head, redact_value
 
 _TOKEN_ID = "token_id:"
 _LARGEST_ID = 2**31 - 1
@@ -246,7 +246,7 @@ def read_reply(raw: bytes, asked: Asked, queued_s: float, latency_s: float) -> C
     except CallError:
         raise
     except Exception as error:  # an unforeseen form: a failed call, or it would be repeated for ever
-        said = f"{type(error).__name__}: {error}"[:300]
+        said = redact_head(f"{type(error).__name__}: {error}", 300)
         raise TransportFailed(f"the reply cannot be read ({said})", status=200, body=raw) from error
 
 

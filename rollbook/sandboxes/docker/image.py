@@ -26,8 +26,10 @@ import docker
 import requests
 from docker.errors import APIError, BuildError, DockerException, ImageNotFound
 
+from rollbook.config.child_environment import PACKAGES, child_environment
 from rollbook.config.settings import PROJECT_ROOT, get_settings, load_settings
 from rollbook.errors import ConfigError, InvalidInput, RollbookError, SandboxStartFailed
+from rollbook.redaction import redact_head
 from rollbook.sandboxes.docker.engine import docker_client, explain
 
 # Building the desktop image: a Debian base, wheels and apt settings from this machine, one `docker build`.
@@ -118,7 +120,7 @@ def _docker_build(
             if line:
                 last.append(line)
             if line.startswith("Step "):
-                log(f"  {line.splitlines()[0][:100]}")
+                log(f"  {redact_head(line.splitlines()[0], 100)}")
             if "error" in message:
                 raise SandboxStartFailed("the desktop image could not be built; last lines:\n" + "\n".join(last))
     except (APIError, BuildError) as error:
@@ -235,7 +237,7 @@ def _works(command: list[str]) -> bool:
 
 
 def _run(command: list[str], what: str, *, timeout_s: float, environment: dict[str, str] | None = None) -> None:
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", **(environment or {})}
+    env = {**child_environment(*PACKAGES), "DEBIAN_FRONTEND": "noninteractive", **(environment or {})}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
     except subprocess.TimeoutExpired as error:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rollbook.errors import CapacityBusy
+from rollbook.redaction import redact_tail
 from rollbook.sandboxes.docker.engine import Engine, explain, parse_time
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, LABEL_KEY, IsOwner, SandboxInfo, SandboxSpec, SandboxStatus
 
@@ -112,7 +113,7 @@ def why_stopped(details: Mapping[str, Any], log: bytes) -> str:
     """Describe the container's end and its last output."""
     state = details["State"]
     memory = ", out of memory" if state.get("OOMKilled") else ""
-    output = log.decode(errors="replace").strip()[-2000:]
+    output = redact_tail(log.strip(), 2000)
     error = f", {state['Error']}" if state.get("Error") else ""
     end = f"{state['Status']} with code {state.get('ExitCode')}{memory}{error}"
     return f"the container {end}; its last output: {output or '(none)'}"
