@@ -144,7 +144,7 @@ async def test_a_guest_that_cannot_run_anything_is_broken(run: Run, guest: HttpG
 async def test_a_command_without_an_answer_ends_by_its_time(
     run: Run, guest: HttpGuest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(runner.IDLE_TIMEOUT_S, "evaluate", 1.0)
+    monkeypatch.setitem(runner.IDLE_TIMEOUT_S, "evaluate", 3.0)
     guest.routes["/execute"] = sound_but(guest, silence)
     result = await run("evaluate", task())
     assert (result.status, result.value) == ("ok", 0.0)
