@@ -50,7 +50,9 @@ def assign_segments(trajectory_id: str, generations: list[CallEvidence]) -> list
     before: CallEvidence | None = None
     for call in generations:
         tokens, media = _shared(before, call)
+        # `tokens > 0`: two calls without arrays share an empty sequence, which is not an extension.
         compatible = before is not None and tokens == len(_sequence(before) or ()) and tokens > 0
+        # Tokens alone do not decide: the placeholder of an image is the same for every image.
         compatible = compatible and before is not None and media == len(before.media_ids)
         index = placed[-1].segment_index + int(not compatible) if placed else 0
         placed.append(
@@ -59,6 +61,7 @@ def assign_segments(trajectory_id: str, generations: list[CallEvidence]) -> list
                 segment_index=index,
                 segment_id=short_id("segment", trajectory_id, index),
                 append_compatible=compatible,
+                # A new segment repeats its whole prompt, whatever it happens to share with the one before.
                 delta_start=tokens if compatible else 0,
                 retained_tokens=tokens,
                 retained_media=media,
@@ -70,6 +73,8 @@ def assign_segments(trajectory_id: str, generations: list[CallEvidence]) -> list
 
 def _sequence(call: CallEvidence) -> list[int] | None:
     prompt, sampled = call.tokens.prompt_token_ids, call.tokens.sampled_token_ids
+    # The sampled tokens are part of it: the next prompt must hold the reply as it was drawn, not as a template writes
+    # it.
     return None if prompt is None or sampled is None else prompt + sampled
 
 
@@ -140,6 +145,7 @@ def generation_contract(loaded: AttemptEvidence, sampling: dict[str, Any] | None
     """
     contract = loaded.attempt.contract
     policy = contract.policy
+    # A server may be updated in the middle of a rollout; every version that answered is named.
     versions = sorted({call.record.model_version for call in loaded.generations if call.record.model_version})
     model = {"name": policy.model, "versions": versions}
     compaction = {
@@ -165,6 +171,7 @@ def generation_contract(loaded: AttemptEvidence, sampling: dict[str, Any] | None
         "loss_normalization": "global_action_token_mean",
         "training_eligible": False,
     }
+    # Outside the digested body: `model_id` is derived from it.
     identified = {"model_identity": model | {"model_id": short_id("model", model)}}
     return body | identified | {"generation_contract_id": short_id("generation-contract", body)}
 
@@ -175,6 +182,7 @@ def drawn_of(call: CallEvidence) -> dict[str, Any]:
     Repeated samples of a step are drawn warmer than configured, so it is the call's own.
     """
     asked = call.prompt or {}
+    # Newer APIs call the limit of the reply by the second name.
     limit = asked.get("max_tokens", asked.get("max_completion_tokens"))
     return {"temperature": asked.get("temperature"), "top_p": asked.get("top_p"), "max_output_tokens": limit}
 
@@ -221,6 +229,7 @@ def _metadata(loaded: AttemptEvidence, placed: Assigned) -> dict[str, Any]:
         "generation_contract_id": generation["generation_contract_id"],
         "sampling": drawn | {"seed": (call.prompt or {}).get("seed")},
         "sampling_contract_id": generation["sampling_contract_id"],
+        # One span over all sampled tokens: the policy wrote every one of them.
         "policy_output_spans": [
             {
                 "span_id": short_id("policy-output-span", completion),
@@ -279,6 +288,7 @@ def lineage_deltas(placed: list[Assigned]) -> list[dict[str, Any]]:
     parent: str | None = None
     for number, one in enumerate(placed, start=1):
         unit = {"model_call_id": one.call.model_call_id, "view_digest": one.view_digest}
+        # The parent is in the digest: a call that is left out changes every state after it.
         state = digest([parent, unit, one.call.record.tokens_sha256])
         deltas.append(
             {

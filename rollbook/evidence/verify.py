@@ -163,6 +163,7 @@ class _Verification:
                 notes.unknown("protocol", self._why_not)
             else:
                 await self._check_call(self._agent, call, notes)
+        # One call that cannot be made again is a finding about it, not the end of the check of all others.
         except (ArtifactError, InvalidInput, LedgerConflict, ModelCallFailed, ValueError, KeyError) as error:
             notes.wrong("evidence", f"{type(error).__name__}: {error}")
 
@@ -174,6 +175,7 @@ class _Verification:
 
     async def _check_call(self, agent: Agent, call: CallRecord, notes: CallNotes) -> None:
         screen = await self._screen(agent, call, notes)
+        # Only what was known then: a call may not follow from one that was made after it.
         before = [earlier for earlier in self._calls if _place(earlier) < _place(call)]
         planned = agent.next_call(self._task, call.step, screen, before)
         telemetry = call.telemetry or {}
@@ -202,12 +204,14 @@ class _Verification:
             notes.unknown("image", "it is the same picture in other bytes: scaled by another version of Pillow?")
         else:
             notes.wrong("image", f"the screen as sent is {screen.to_json()}, recorded is {kept}, {call.image_sha256}")
+        # What was sent, so that one difference of the image is not reported again for prompt and request.
         return Screen.from_json(kept) if kept else screen
 
     async def _encoded_otherwise(
         self, screen: Screen, image: bytes, kept: dict[str, Any] | None, call: CallRecord
     ) -> bool:
         """A scaled picture that only its library would write otherwise now. What is not scaled is sent as it is."""
+        # An image that was not scaled is the stored screenshot: other bytes are another screenshot.
         if kept is None or screen.size == screen.sent or kept["sha256"] != call.image_sha256:
             return False
         if (kept["screen"], kept["sent"]) != (list(screen.size), list(screen.sent)):
@@ -215,6 +219,7 @@ class _Verification:
         return await asyncio.to_thread(same_image, image, await self._artifacts.get(kept["sha256"]))
 
     def _check_prompt(self, call: CallRecord, planned: PlannedCall, kept: bytes, notes: CallNotes) -> None:
+        # The stored prompt was redacted before its digest was taken.
         digest = _digest(redact_bytes(kept))
         if digest != call.prompt_sha256:
             notes.wrong("prompt", f"{RENDERED} it has digest {digest}, as sent it had {call.prompt_sha256}")
@@ -232,8 +237,10 @@ class _Verification:
 
     async def _check_sent(self, call: CallRecord, planned: PlannedCall, body: dict[str, Any], notes: CallNotes) -> None:
         """The bytes that went over the wire, from the images as they are stored."""
+        # An image that is shown twice is fetched once.
         wanted = sorted(set(media_of(planned.messages)))
         media = {sha256: await self._artifacts.get(sha256) for sha256 in wanted}
+        # In a thread: images make the body tens of megabytes of base64.
         digest = await asyncio.to_thread(lambda: _digest(serialise(with_media(body, media))))
         if notes.compare({"sent_digest": digest}, call.telemetry or {}, "built again"):
             notes.all.requests += 1
@@ -244,10 +251,12 @@ class _Verification:
         if call.response_sha256 is None:
             raise LedgerConflict("the reply of a completed call is missing")
         raw = await self._artifacts.get(call.response_sha256)
+        # Without the request: where a secret in it withheld tokens is handled below.
         reply = read_reply(raw, Asked(agent.model, b"", "", ""), queued_s=0.0, latency_s=0.0)
         parsed = parsed_of(agent.protocol, reply, screen)
         equal = notes.compare_call(_columns(agent, reply, parsed, planned), READ)
         telemetry = call.telemetry or {}
+        # Telemetry without this key is that of an answer in the form of the API.
         noted = {"normalization_error": None} | telemetry
         wanted: dict[str, Any] = {
             "served_model": reply.model_name,
@@ -281,6 +290,7 @@ def _columns(agent: Agent, reply: ChatReply, parsed: Parsed, planned: PlannedCal
     answer = Answer(
         actions=[] if failed else parsed.actions,
         terminal_action=None if failed else parsed.terminal_action,
+        # An earlier sample that fails is drawn again and stops nothing.
         policy_stop_reason=parsed.stop_reason if planned.last_sample else None,
         failure_kind=parsed.failure_kind,
     )
@@ -305,6 +315,7 @@ def _check_unanswered(call: CallRecord, planned: PlannedCall, notes: CallNotes) 
     """A call without a reply decides nothing; a context that did not fit leads to a smaller one, or ends all."""
     if call.failure_kind not in (OVERFLOW, TRANSPORT, TIMEOUT):
         notes.wrong("failure_kind", f"a call without a reply cannot be {call.failure_kind!r}")
+    # A history that can still shrink is planned again by the next call.
     ends = call.failure_kind == OVERFLOW and planned.smaller is None
     nothing: dict[str, Any] = {
         "actions": [],

@@ -161,6 +161,7 @@ def _cell(value: Any, kind: Kind, where: str) -> Any:
         return _cells(value, kind[0], where)
     if isinstance(kind, dict) and isinstance(value, dict):
         return {name: _cell(value[name], of, f"{where}.{name}") for name, of in _members(value, kind, f"{where}.")}
+    # Not isinstance: a bool is an int in Python, and would become 1 in a column of numbers.
     if isinstance(kind, str) and type(value) in _TYPES[kind]:
         return value
     raise refused(where, f"{type(value).__name__} in a column of {kind}")
@@ -179,6 +180,7 @@ def _members(value: dict[str, Any], kinds: dict[str, Kind], prefix: str) -> list
     """Names and kinds of what is in `value`: all of `kinds`, but for what may be absent, and nothing else."""
     if unknown := sorted(value.keys() - kinds.keys()):
         raise refused(prefix + unknown[0], "no column")
+    # A member that is missing is refused like an unknown one: a column of nulls would hide that it was never written.
     missing = [name for name in kinds if name not in value and prefix + name not in ABSENT_WHEN_NULL]
     if missing:
         raise refused(prefix + missing[0], "not in the row")
@@ -212,6 +214,7 @@ def parquet_of(lines: Iterable[bytes]) -> Iterator[bytes]:
     writer = _pyarrow("pyarrow.parquet").ParquetWriter(
         sink,
         schema,
+        # Fixed, although it is the default now: another default would change the bytes of an equal export.
         version="2.6",
         data_page_version="1.0",
         data_page_size=1 << 20,
@@ -256,6 +259,7 @@ def _groups(lines: Iterable[bytes], schema: Any) -> Iterator[Any]:
     for one in lines:
         cells.append(cells_of(json.loads(one)))
         rows, size = rows + 1, size + len(one)
+        # By the length of the JSON lines and not by memory, which depends on the library.
         full = rows == GROUP_ROWS or size >= GROUP_BYTES
         if full or len(cells) == _CHUNK_ROWS:
             chunks.append(_table(cells, schema))
@@ -326,6 +330,7 @@ def _pyarrow(module: str) -> Any:
 def rows_of(loaded: AttemptEvidence, member: Row) -> list[dict[str, Any]]:
     """The rows of one rollout's selected attempt. `member`: its group statistics (`training_rows` of the ledger)."""
     head = rollout_head(loaded, member)
+    # Calls without a reply are rows too, but are in no segment.
     placed = {one.call.model_call_id: one for one in assign_segments(loaded.trajectory_id, loaded.generations)}
     return [
         {**head, **_call_row(loaded, call, placed.get(call.model_call_id), head["trainable"])} for call in loaded.calls
@@ -370,6 +375,7 @@ def rollout_head(loaded: AttemptEvidence, member: Row) -> dict[str, Any]:
         },
         "runtime_admission": {name: runtime[name] for name in ("admitted", "reason", "policy_id")},
         "training_admission": {name: training[name] for name in ("admitted", "reason", "policy_id")},
+        # By the runtime decision alone; that of training is in `trainable`.
         "mask_sample": not runtime["admitted"],
         "trainable": bool(member["trainable"]),
         "exact_trace": {
@@ -385,6 +391,7 @@ def _call_row(loaded: AttemptEvidence, call: CallEvidence, placed: Assigned | No
         "model_call_id": call.model_call_id,
         "turn_id": call.turn_id,
         "call": {name: getattr(record, name) for name in CALL_COLUMNS},
+        # `kept_text` repeats thought and action, for later prompts.
         "said": {name: value for name, value in call.said.items() if name != "kept_text"},
         "messages": prompt.get("messages"),
         "tools": prompt.get("tools"),
@@ -462,6 +469,7 @@ async def export_training(
     unknown batch, and for one that is not whole unless `partial`; ConfigError for Parquet without pyarrow.
     """
     about = {"format": format} | ({"layout": LAYOUT, "pyarrow": require_pyarrow()} if format == "parquet" else {})
+    # One snapshot: group statistics and rows of different moments would contradict each other.
     async with ledger.snapshot() as seen:
         batch = await seen.batch_of(batch_id)
         require_played(batch_id, batch["contract"])
@@ -473,10 +481,12 @@ async def export_training(
                 "wait for them, or say --partial"
             )
         parts = _parts_directory(out)
+        # Statistics are over the whole batch, so they are computed once and not for each rollout.
         members, totals, made = await seen.group_statistics(batch_id), Totals(), []
         for number, row in enumerate(final, 1):
             made.append(await _part(seen, artifacts, parts, row, members[row["rollout_key"]], totals))
             progress(number, len(final))
+    # The manifest is published last: while it is absent the file is not finished.
     marker = out.with_name(f"{out.name}.manifest.json")
     with FileSet(out, marker) as files:
         for chunk in _joined(made) if format == "jsonl" else parquet_of(_lines(made)):
@@ -485,6 +495,7 @@ async def export_training(
         manifest = {"schema": SCHEMA, **said, "file": out.name, "sha256": files.sha256(out)}
         files.write(marker, line(manifest))
         files.publish()
+    # Only now: until the file is published, the parts are what an interrupted export goes on with.
     shutil.rmtree(parts)
     return manifest | {"parts_reused": totals.parts_reused}
 
@@ -517,6 +528,7 @@ async def _part(
 ) -> Path:
     loaded = await load_calls(await seen.recorded(row["rollout_key"]), artifacts)
     source = hashlib.sha256(source_of(loaded, member).encode()).hexdigest()
+    # The source is in the name: a part that was made from other evidence is never found again.
     path = parts / f"{row['plan_order']:08d}-{source[:32]}.jsonl"
     totals.rollouts += 1
     totals.rows += len(loaded.calls)
