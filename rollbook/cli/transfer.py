@@ -126,7 +126,8 @@ def import_legacy(
         added = 0
         if not dry_run:
             async with open_ledger(found) as ledger:
-                added = (await ledger.import_results(source)).added
+                keep = ArtifactStore.open(found.artifacts).put
+                added = (await ledger.import_results(source, keep)).added
         _tell(source, beside, added, dry_run, as_json)
         return 0
 

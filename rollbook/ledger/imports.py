@@ -19,6 +19,7 @@ from rollbook.errors import InvalidInput, SpecConflict
 from rollbook.ledger import tables
 from rollbook.ledger.admission import IMPORTED
 from rollbook.ledger.catalog import Catalog, members_of
+from rollbook.ledger.completion import Keep, complete
 from rollbook.ledger.planning import PLAN_DIGEST
 from rollbook.ledger.records import Registered
 from rollbook.ledger.sanitize import redact_text
@@ -63,7 +64,7 @@ class Imports(Catalog):
     """Import of results that ran elsewhere."""
 
     @writes
-    async def import_results(self, conn: AsyncConnection, source: Source) -> Registered:
+    async def import_results(self, conn: AsyncConnection, source: Source, keep: Keep | None = None) -> Registered:
         """Import the results of a file as one finished batch; the same file again changes nothing.
 
         Raises InvalidInput that names the row or the field, SpecConflict for a batch that exists with other content.
@@ -80,6 +81,7 @@ class Imports(Catalog):
         await _record(conn, contract, planned)
         batch = tables.batch
         await conn.execute(batch.update().where(batch.c.batch_id == batch_id).values(closed_at=func.now()))
+        await complete(conn, batch_id, keep)  # whole at once: it has a digest as any other
         return Registered(batch_id=batch_id, planned=len(planned), added=len(planned), final=len(planned))
 
 

@@ -5,11 +5,18 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
+from google.protobuf.duration_pb2 import Duration
 from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.namespace.v1 import NamespaceConfig
 from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest, GetSystemInfoRequest
+from temporalio.api.workflowservice.v1 import (
+    DescribeTaskQueueRequest,
+    GetSystemInfoRequest,
+    UpdateNamespaceRequest,
+)
 from temporalio.client import Client
 from temporalio.service import RPCError
 
@@ -51,6 +58,8 @@ class TemporalServer(Child):
         self.directory = directory
         self.port = port
         self.ui_port = ui_port
+        self.retention_days: int | None = None
+        """Days that finished workflows are kept; None for the server's own, one."""
 
     @property
     def address(self) -> str:
@@ -83,6 +92,22 @@ class TemporalServer(Child):
         if self.ref is None or not all(listens(self.ref.pid, port) for port in ports):
             return False
         return await serves_namespace(self.address, "default")
+
+    async def wait_ready(self) -> None:
+        await super().wait_ready()
+        # after every start: it may be one on an empty database
+        if self.retention_days is not None:
+            await set_retention(self.address, self.retention_days)
+
+
+async def set_retention(address: str, days: int) -> None:
+    """Let the dev server's namespace keep finished workflows for `days` days."""
+    duration = Duration()
+    duration.FromTimedelta(timedelta(days=days))
+    client = await Client.connect(address)
+    await client.workflow_service.update_namespace(
+        UpdateNamespaceRequest(namespace="default", config=NamespaceConfig(workflow_execution_retention_ttl=duration))
+    )
 
 
 async def serves_namespace(address: str, namespace: str) -> bool:

@@ -10,14 +10,10 @@ import secrets
 import signal
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
 import psycopg
-from google.protobuf.duration_pb2 import Duration
-from temporalio.api.namespace.v1 import NamespaceConfig
-from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
 from temporalio.client import Client
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError
@@ -40,16 +36,6 @@ async def check_ledger(url: str) -> None:
     except psycopg.OperationalError as error:
         raise ConfigError(f"the Postgres of ROLLBOOK_DATABASE_URL refuses the connection: {error}") from error
     await connection.close()
-
-
-async def set_retention(address: str, days: int) -> None:
-    """Let the dev server's namespace keep finished workflows for `days` days (it starts with one)."""
-    duration = Duration()
-    duration.FromTimedelta(timedelta(days=days))
-    client = await Client.connect(address)
-    await client.workflow_service.update_namespace(
-        UpdateNamespaceRequest(namespace="default", config=NamespaceConfig(workflow_execution_retention_ttl=duration))
-    )
 
 
 async def external_temporal() -> tuple[str, str]:
@@ -159,7 +145,6 @@ class Supervisor:
             address, namespace = await external_temporal()
         else:
             server = await self._keep_on_free_port(self._new_temporal)
-            await set_retention(server.address, self._settings.retention_days)
             address, namespace = server.address, "default"
             self._env |= {"TEMPORAL_ADDRESS": address, "TEMPORAL_NAMESPACE": namespace}
             # Ledger and server are of one state directory: a server without the ledger's workflows has lost them.
@@ -173,6 +158,7 @@ class Supervisor:
         port = self._port("temporal", self._settings.temporal_port)
         ui_port = self._port("temporal_ui", self._settings.temporal_ui_port)
         server = TemporalServer(self._dir.temporal, self._log("temporal"), port, ui_port, env=self._env)
+        server.retention_days = self._settings.retention_days
         return server, f"{server.address}, UI {server.ui_url}"
 
     async def _artifacts(self) -> None:

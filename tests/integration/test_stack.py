@@ -11,6 +11,7 @@ import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import httpx
 import psutil
 import psycopg
 import pytest
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 
 from rollbook.config.connections import ledger_url, temporal_connect_config
@@ -149,6 +151,8 @@ async def test_data_and_ports_survive_down_and_up(settings: Settings) -> None:
     assert second.ports == first.ports
     client = await Client.connect(**temporal_connect_config(settings))
     assert (await client.get_workflow_handle("kept").describe()).id == "kept"
+    answer = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
+    assert answer.config.workflow_execution_retention_ttl.ToTimedelta() == timedelta(days=settings.retention_days)
     async with await psycopg.AsyncConnection.connect(
         ledger_url(settings, "owner").replace("+psycopg", "")
     ) as connection:
