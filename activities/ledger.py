@@ -1,5 +1,7 @@
 """The ledger's part of an episode and of a batch's registration: claim, finalize, register."""
 
+from collections.abc import Iterable
+
 from activities.support import Activities, beating, implements, run_id, workflow_id
 from models.activities import CLAIM, FINALIZE, REGISTER_BATCH
 from models.batch import RegisterBatch, RegisteredBatch
@@ -55,9 +57,11 @@ class LedgerActivities:
         async with beating():
             resolved = await self._resolve(request.spec)
             contract_for(request.spec, resolved)  # refuses an agent contract id that differs from the spec's
-            await self._require_web(request.spec)
+            tasks = await self._chosen(request.spec)
+            unrunnable = {} if resolved.null_desktop else _unrunnable(tasks)
+            _require_web(request.spec, [task for task in tasks if task.task_id not in unrunnable])
             done = await self._services.ledger.register_batch(
-                request, deployment_id=settings.deployment_id, resolved=resolved
+                request, deployment_id=settings.deployment_id, resolved=resolved, unrunnable=unrunnable
             )
         return RegisteredBatch(
             batch_id=done.batch_id,
@@ -104,23 +108,13 @@ class LedgerActivities:
             raise InvalidInput(f"{field}: {image!r} {problem}")
         return image
 
-    async def _require_web(self, spec: BatchSpec) -> None:
-        """Refuse web tasks on desktops without internet: they would all score 0, and the 0 would look valid."""
-        if spec.desktop.egress != "none":
-            return
+    async def _chosen(self, spec: BatchSpec) -> list[Task]:
+        """The tasks that the spec selects, with their documents."""
         ledger = self._services.ledger
-        found = await ledger.find_task_set(spec.task_set)
-        tasks = await ledger.tasks_of(found.set_digest)
+        registered = await ledger.find_task_set(spec.task_set)
+        tasks = await ledger.tasks_of(registered.set_digest)
         chosen = {member.task_id for member in select_tasks((_member(task) for task in tasks), spec.tasks)}
-        web = [
-            f"{task.task_id} ({why})" for task in tasks if task.task_id in chosen and (why := needs_web(task.document))
-        ]
-        if web:
-            more = f" and {len(web) - 5} more" if len(web) > 5 else ""
-            raise InvalidInput(
-                f"desktop.egress: 'none', but {len(web)} of the chosen tasks need the internet: "
-                f"{', '.join(web[:5])}{more}; use 'auto' or 'open', or leave them out with tasks.exclude_ids"
-            )
+        return [task for task in tasks if task.task_id in chosen]
 
     def _plan(self, claim: Claim) -> EpisodePlan:
         assert claim.contract is not None, "a claimed attempt has its contract"
@@ -145,6 +139,24 @@ class LedgerActivities:
             osworld_queue=settings.task_queue_osworld,
             heartbeat_s=settings.heartbeat_s,
             lease_s=settings.lease_s,
+        )
+
+
+def _unrunnable(tasks: Iterable[Task]) -> dict[str, str]:
+    """Tasks that would end without a score, or with a 0 for every policy; with the reasons."""
+    return {task.task_id: f"the evaluator: {task.unscorable}" for task in tasks if task.unscorable}
+
+
+def _require_web(spec: BatchSpec, tasks: Iterable[Task]) -> None:
+    """Refuse web tasks on desktops without internet: they would all score 0, and the 0 would look valid."""
+    if spec.desktop.egress != "none":
+        return
+    web = [f"{task.task_id} ({why})" for task in tasks if (why := needs_web(task.document))]
+    if web:
+        more = f" and {len(web) - 5} more" if len(web) > 5 else ""
+        raise InvalidInput(
+            f"desktop.egress: 'none', but {len(web)} of the chosen tasks need the internet: "
+            f"{', '.join(web[:5])}{more}; use 'auto' or 'open', or leave them out with tasks.exclude_ids"
         )
 
 

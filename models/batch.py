@@ -34,16 +34,20 @@ class RegisteredBatch(Wire):
     """Pump calls before the workflow continues as new."""
     heartbeat_s: float = 30
     """Heartbeat timeout of the pump."""
+    notice: str = ""
+    """Something to know about the batch besides errors; shown with it."""
 
 
 class Counts(Wire):
-    """Rollouts of a batch by state: planned = admitted + masked + running + waiting."""
+    """Rollouts of a batch by state: planned = admitted + masked + running + waiting. Excluded tasks count apart."""
 
     planned: int = 0
     waiting: int = 0
     running: int = 0
     admitted: int = 0
     masked: int = 0
+    excluded: int = 0
+    """Tasks that were left out because they cannot be run or scored here; none of their rollouts is planned."""
 
 
 class PumpRequest(Wire):

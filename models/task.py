@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
 
@@ -72,6 +72,8 @@ class Task(Wire):
     domain: Name
     task_digest: Sha256
     document: dict[str, Any]
+    unscorable: str | None = None
+    """The reason for which the evaluator cannot set it up or score it, as registered; None where it can."""
 
 
 def read_task(domain: str, document: dict[str, Any]) -> Task:
@@ -99,6 +101,9 @@ class TaskFilter(Input):
     """Task ids to take; each must exist."""
     exclude_ids: list[str] = []
     """Task ids to leave out; each must exist."""
+    on_unrunnable: Literal["refuse", "exclude"] = "refuse"
+    """Tasks that the desktop image lacks an application for, or that the evaluator cannot score: refuse the batch, or
+    leave them out of it, recorded with the reason."""
 
 
 # The rule behind `egress: auto`, read off what the task declares: its proxy flag, its setup, its evaluator's getters.

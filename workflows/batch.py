@@ -158,7 +158,9 @@ class BenchmarkBatch:
         )
         refused = ""
         try:
-            return await settled(self._call(activities.REGISTER_BATCH, request, 600, heartbeat_s=60))
+            registered = await settled(self._call(activities.REGISTER_BATCH, request, 600, heartbeat_s=60))
+            self._remark = registered.notice
+            return registered
         except ActivityError as error:
             if not isinstance(error.cause, ApplicationError) or not error.cause.non_retryable:
                 raise
@@ -238,6 +240,7 @@ class BenchmarkBatch:
             f"- running: {counts.running}",
             f"- admitted: {counts.admitted}",
             f"- masked: {counts.masked}",
+            *([f"- excluded tasks: {counts.excluded}"] if counts.excluded else []),
         ]
         if self._remark:
             lines += ["", self._remark]

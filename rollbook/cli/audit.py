@@ -64,6 +64,7 @@ def print_audit(report: AuditReport) -> None:
     say(
         f"{report.batch_id}: {verdict}; {report.planned} planned, {report.final} final, "
         f"{report.artifacts_checked} artifacts checked"
+        + (f", {several(report.excluded, 'task')} excluded" if report.excluded else "")
     )
     if report.completions:
         same = "as it was when the batch was complete" if report.digest == report.completions[-1] else "see the notes"

@@ -8,6 +8,7 @@ from models.contract import RecordedContract
 from rollbook.cli.command import AsJson, BatchArgument, finish
 from rollbook.cli.connections import open_reader, settings
 from rollbook.cli.out import print_fields, print_json, print_table, say, several
+from rollbook.cli.status import print_excluded
 from rollbook.ledger.reader import Reader
 
 Row = dict[str, Any]
@@ -43,6 +44,8 @@ async def read(reader: Reader, batch_id: str, rollouts: bool) -> Row:
         "pass_k": await reader.pass_k(batch_id),
         "spread": await reader.spread(batch_id),
         "masked_reasons": await reader.masked(batch_id),
+        "excluded": await reader.excluded(batch_id),
+        "notice": row.notice or "",
         "rollouts": await reader.rollouts(batch_id) if rollouts else None,
     }
 
@@ -56,6 +59,7 @@ def print_report(found: Row) -> None:
             "batch": found["batch_id"],
             "reward mode": found["reward_mode"],
             "beware": "do-nothing desktop: these scores mean nothing" if found["null_desktop"] else None,
+            "notice": found["notice"],
             "not final yet": f"{open_rows} of {counts['planned']} rollouts; the numbers will change"
             if open_rows
             else None,
@@ -67,6 +71,7 @@ def print_report(found: Row) -> None:
     if found["masked_reasons"]:
         say()
         print_table(("MASKED BECAUSE", "ROLLOUTS"), [(r["reason"], r["rollouts"]) for r in found["masked_reasons"]])
+    print_excluded(found["excluded"])
     if found["rollouts"] is not None:
         say()
         print_rollouts(found["rollouts"])

@@ -16,7 +16,7 @@ from models.contract import RecordedContract
 from rollbook.cli.batches import Pulse, advice, age_s, control_of, eta_s, pulse_of, state_of
 from rollbook.cli.command import FAILURE, OK, AsJson, BatchArgument, Failed, finish
 from rollbook.cli.connections import Links, connect, open_reader, settings
-from rollbook.cli.out import console, duration, is_terminal, note, print_fields, print_json, print_table, say
+from rollbook.cli.out import clean, console, duration, is_terminal, note, print_fields, print_json, print_table, say
 from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError
 from rollbook.ledger.reader import BatchRow, Reader
@@ -105,6 +105,7 @@ async def look(found: Settings, reader: Reader, batch_id: str) -> dict[str, Any]
         "advice": advice(row, state),
         "troubles": pulse.troubles if pulse else [],
         "note": (row.spec or {}).get("note", ""),
+        "notice": row.notice or "",
         "contract_digest": row.contract_digest,
         "null_desktop": RecordedContract.read(row.contract).resolved.null_desktop,
         "control": control_of(row),
@@ -112,6 +113,7 @@ async def look(found: Settings, reader: Reader, batch_id: str) -> dict[str, Any]
         "eta_s": eta_s(state, counts, ended, seconds),
         "domains": await reader.domains(batch_id),
         "masked_reasons": await reader.masked(batch_id),
+        "excluded": await reader.excluded(batch_id),
         "under_way": await reader.running(batch_id),
         "links": {"batch": links.workflow(batch_id), "episodes": links.episodes(batch_id)},
     }
@@ -126,6 +128,7 @@ def print_picture(picture: dict[str, Any]) -> None:
             "batch": picture["batch_id"],
             "state": picture["state"],
             "note": picture["note"],
+            "notice": picture["notice"],
             "beware": "do-nothing desktop: its scores mean nothing" if picture["null_desktop"] else None,
             "policy": picture["policy"],
             "concurrency": control["concurrency"],
@@ -141,6 +144,7 @@ def print_picture(picture: dict[str, Any]) -> None:
     if picture["masked_reasons"]:
         say()
         print_table(("MASKED BECAUSE", "ROLLOUTS"), [(r["reason"], r["rollouts"]) for r in picture["masked_reasons"]])
+    print_excluded(picture["excluded"])
     if picture["under_way"]:
         say()
         _print_under_way(picture["under_way"])
@@ -157,6 +161,20 @@ def print_roll_call(domains: list[dict[str, Any]]) -> None:
     if len(rows) > 1:
         rows.append(("all", *(sum(row[name] for row in domains) for name in COUNTS)))
     print_table(("DOMAIN", *(name.upper() for name in COUNTS)), rows)
+
+
+EXCLUDED_SHOWN = 10
+
+
+def print_excluded(rows: list[dict[str, Any]]) -> None:
+    """Tasks that the batch leaves out, with the reason; the first of many."""
+    if not rows:
+        return
+    say()
+    cells = [(f"{row['domain']}/{row['task_id']}", clean(row["reason"], 200)) for row in rows[:EXCLUDED_SHOWN]]
+    print_table(("EXCLUDED TASK", "BECAUSE"), cells)
+    if len(rows) > EXCLUDED_SHOWN:
+        say(f"and {len(rows) - EXCLUDED_SHOWN} more, {len(rows)} excluded in all: view excluded_tasks, or --json")
 
 
 def _print_under_way(rows: list[dict[str, Any]]) -> None:

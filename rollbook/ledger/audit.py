@@ -72,6 +72,7 @@ class Audits(Store):
             ok=not errors,
             planned=counts.planned,
             final=counts.final,
+            excluded=counts.excluded,
             findings=errors,
             notices=[
                 replace(finding, kind=finding.kind.removeprefix("notice "))
@@ -114,6 +115,12 @@ async def _check_plan(conn: AsyncConnection, batch_id: str) -> list[Finding]:
             continue
         for member in chosen:
             samples[member] = max(samples.get(member, 0), number)
+    out = tables.excluded_task
+    excluded = await conn.execute(select(*out.c["domain", "task_id", "task_digest"]).where(out.c.batch_id == batch_id))
+    for member in (Member(*row) for row in excluded):
+        if samples.pop(member, None) is None:
+            subject = f"{batch_id}/{member.domain}/{member.task_id}"
+            findings.append(Finding("excluded_task", subject, "excluded, but no registration selects it"))
     findings += await _compare_plan(conn, batch_id, samples)
     if launches and await conn.scalar(PLAN_DIGEST, {"batch_id": batch_id}) != launches[-1].plan_digest:
         findings.append(Finding("plan_digest", batch_id, "the planned rows are not those that were registered"))

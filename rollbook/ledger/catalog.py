@@ -17,6 +17,7 @@ from rollbook.ledger.records import RegisteredSet
 from rollbook.ledger.sql import statements
 from rollbook.ledger.store import Store, reads, writes
 from rollbook.ledger.task_selection import Member
+from rollbook.osworld.capabilities import validate_task
 
 _SQL = statements("catalog")
 _INSERT_ARTIFACT = insert(tables.artifact).on_conflict_do_nothing()
@@ -40,8 +41,11 @@ class Catalog(Store):
             "domains": [task.domain for task in tasks],
             "digests": [task.task_digest for task in tasks],
         }
-        documents = [canonical_json(task.document) for task in tasks]
-        added = (await conn.execute(_SQL["insert_tasks"], columns | {"documents": documents})).rowcount
+        documents = {
+            "documents": [canonical_json(task.document) for task in tasks],
+            "unscorable": ["; ".join(validate_task(task.document)) or None for task in tasks],
+        }
+        added = (await conn.execute(_SQL["insert_tasks"], columns | documents)).rowcount
         await conn.execute(_SQL["insert_members"], columns | {"set_digest": address})
         if await _newest(conn, tables.task_set, "set_digest", name) != address:
             row = {"name": name, "set_digest": address, "task_count": len(tasks)}
@@ -61,7 +65,7 @@ class Catalog(Store):
         """The tasks of a set, with their documents, ordered by task id; `ids`: only these."""
         member, task = tables.task_set_member, tables.task
         query = (
-            select(member.c.task_id, member.c.domain, member.c.task_digest, task.c.document)
+            select(*member.c["task_id", "domain", "task_digest"], *task.c["document", "unscorable"])
             .join_from(member, task, member.c.task_digest == task.c.task_digest)
             .where(member.c.set_digest == address)
             .order_by(member.c.task_id)

@@ -1,7 +1,8 @@
 """Registration of a batch: every rollout becomes a row before anything runs. Repeating it changes nothing."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import RowMapping, func, select
@@ -20,7 +21,7 @@ from rollbook.ledger.control import has_open_rows
 from rollbook.ledger.records import Registered
 from rollbook.ledger.sql import statements
 from rollbook.ledger.store import writes
-from rollbook.ledger.task_selection import Member, Planned, compare, select_tasks
+from rollbook.ledger.task_selection import Member, Planned, compare, leave_out, select_tasks
 
 _SQL = statements("planning")
 PLAN_DIGEST = _SQL["plan_digest"]
@@ -41,9 +42,18 @@ class Planning(Catalog):
 
     @writes
     async def register_batch(
-        self, conn: AsyncConnection, request: RegisterBatch, *, deployment_id: str, resolved: Resolved
+        self,
+        conn: AsyncConnection,
+        request: RegisterBatch,
+        *,
+        deployment_id: str,
+        resolved: Resolved,
+        unrunnable: Mapping[str, str] = MappingProxyType({}),
+        notice: str = "",
     ) -> Registered:
         """Plan every rollout of a batch; a batch that is planned already is left as it is.
+
+        `unrunnable`: tasks of the set that cannot be run or scored here, with the reasons.
 
         Raises InvalidInput that names the field of the spec, SpecConflict with the difference when the batch exists
         with another contract or selection.
@@ -56,7 +66,8 @@ class Planning(Catalog):
             return await _registered(conn, batch_id, 0)
         catalog = self.on(conn)
         task_set = await catalog.find_task_set(spec.task_set)
-        chosen = select_tasks(await members_of(conn, task_set.set_digest), spec.tasks)
+        selected = select_tasks(await members_of(conn, task_set.set_digest), spec.tasks)
+        chosen, excluded = leave_out(selected, unrunnable, spec.tasks.on_unrunnable)
         provenance = provenance_of(spec, [task.task_id for task in chosen])
         contract = contract_of(spec, resolved)
         if resolved.script_digest is not None:
@@ -66,7 +77,8 @@ class Planning(Catalog):
         compare(await _planned(conn, batch_id), chosen, spec.samples, extend=spec.extend)
         await _check_provenance(conn, batch_id, provenance)
         added = await _plan(conn, request, chosen, provenance)
-        await _record_launch(conn, request, deployment_id, task_set.set_digest, added)
+        await _record_launch(conn, request, deployment_id, task_set.set_digest, added, notice)
+        await _exclude(conn, request, excluded, unrunnable)
         return await _registered(conn, batch_id, added)
 
 
@@ -212,8 +224,25 @@ async def _plan(
     return (await conn.execute(_SQL["plan"], values)).rowcount
 
 
+async def _exclude(
+    conn: AsyncConnection, request: RegisterBatch, excluded: list[Member], unrunnable: Mapping[str, str]
+) -> None:
+    rows = [
+        {
+            **asdict(member),
+            "batch_id": request.batch_id,
+            "launch_id": request.launch_id,
+            "reason": unrunnable[member.task_id],
+            "row_digest": "",
+        }
+        for member in excluded
+    ]
+    if rows:
+        await conn.execute(insert(tables.excluded_task).on_conflict_do_nothing(), rows)
+
+
 async def _record_launch(
-    conn: AsyncConnection, request: RegisterBatch, deployment_id: str, set_digest: str, added: int
+    conn: AsyncConnection, request: RegisterBatch, deployment_id: str, set_digest: str, added: int, notice: str
 ) -> None:
     """Record a launch once; clear the control flags of earlier launches and take over its operational values."""
     launches = tables.registration
@@ -232,6 +261,7 @@ async def _record_launch(
         "planned": await conn.scalar(planned),
         "added": added,
         "plan_digest": await conn.scalar(PLAN_DIGEST, {"batch_id": request.batch_id}),
+        "notice": notice,
         "row_digest": "",
     }
     await conn.execute(launches.insert().values(row))

@@ -50,6 +50,8 @@ class BatchRow:
     """The newest launch's spec."""
     set_digest: str | None
     registered_at: datetime | None
+    notice: str | None
+    """Something to know about the batch besides errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,10 @@ class Reader(Store):
     async def domains(self, batch_id: str) -> list[Row]:
         """The roll call by domain, in OSWorld's order."""
         return sorted(await self._rows("domains", batch_id=batch_id), key=lambda row: domain_rank(row["domain"]))
+
+    async def excluded(self, batch_id: str) -> list[Row]:
+        """Tasks that the batch leaves out, with the reason."""
+        return await self._rows("excluded", batch_id=batch_id)
 
     async def masked(self, batch_id: str) -> list[Row]:
         """Reasons for which rollouts are masked, with their numbers, most frequent first."""

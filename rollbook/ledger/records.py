@@ -344,6 +344,8 @@ class AuditReport:
     notices: list[Finding]
     """Facts worth knowing, for instance superseded results."""
     artifacts_checked: int
+    excluded: int = 0
+    """Tasks that the batch leaves out; their rollouts are not planned."""
     digest: str = ""
     """Digest of the batch as it is now."""
     completions: list[str] = field(default_factory=list)

@@ -137,6 +137,8 @@ task = Table(
     text("task_id", "OSWorld's id of the task"),
     Column("document", Json, nullable=False, comment="the task in OSWorld's format, as canonical JSON"),
     now("recorded_at", "when the document was first registered"),
+    text("unscorable", "why the evaluator cannot set it up or score it; NULL where it can", null=True),
+    check("task_unscorable", not_blank("unscorable")),
     check("task_digest_of_document", JSON_DIGEST.format(digest="task_digest", document="document")),
     check("task_id_of_document", "document ->> 'id' = task_id"),
     comment="one version of one task",
@@ -246,10 +248,27 @@ registration = Table(
     text("plan_digest", "SHA-256 over every planned rollout of the batch after this registration"),
     now("registered_at", "when it was registered"),
     row_digest(),
+    text("notice", "something to know about the batch besides errors", server_default=""),
     UniqueConstraint("batch_id", "launch_index"),
     check("registration_counts", "planned >= added AND added >= 0 AND planned > 0 AND launch_index >= 1"),
     check("registration_plan_digest", sha256_text("plan_digest")),
     comment="each launch of a batch and what it planned",
+)
+
+excluded_task = Table(
+    "excluded_task",
+    metadata,
+    text("batch_id", "the batch", primary_key=True),
+    text("task_id", "the task that its spec selects and no rollout is planned for", primary_key=True),
+    text("domain", "the task's folder"),
+    Column("task_digest", ForeignKey("task.task_digest"), nullable=False, comment="version of the task"),
+    text("launch_id", "the launch that first left it out"),
+    text("reason", "what the image lacks, or why the evaluator cannot score it"),
+    now("recorded_at", "when it was left out"),
+    row_digest(),
+    ForeignKeyConstraint(["batch_id", "launch_id"], ["registration.batch_id", "registration.launch_id"]),
+    check("excluded_task_reason", not_blank("reason")),
+    comment="tasks that a batch leaves out because they cannot be run or scored here",
 )
 
 rollout = Table(
@@ -764,6 +783,7 @@ INSERT_ONLY = (
     policy_script_name,
     temporal_server,
     registration,
+    excluded_task,
     completion,
     rerun_request,
     attempt,

@@ -1,11 +1,13 @@
 """Which tasks a batch plans, and how that compares with what it planned before. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from models.explain import did_you_mean
 from models.task import TaskFilter, domain_rank
 from rollbook.errors import InvalidInput, SpecConflict
+
+_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,28 @@ def select_tasks(members: Iterable[Member], wanted: TaskFilter) -> list[Member]:
     if not chosen:
         raise InvalidInput("tasks: the filter selects no task of the set; loosen domains, ids or exclude_ids")
     return sorted(chosen, key=lambda member: (domain_rank(member.domain), member.task_id))
+
+
+def leave_out(
+    chosen: Iterable[Member], unrunnable: Mapping[str, str], on_unrunnable: str
+) -> tuple[list[Member], list[Member]]:
+    """Divide the chosen tasks into those to plan and those to leave out; `unrunnable` maps task ids to reasons.
+
+    Raises InvalidInput that names tasks and reasons, unless the spec wants them left out.
+    """
+    planned = [member for member in chosen if member.task_id not in unrunnable]
+    excluded = [member for member in chosen if member.task_id in unrunnable]
+    if not excluded or (on_unrunnable == "exclude" and planned):
+        return planned, excluded
+    shown = [f"{member.domain}/{member.task_id}: {unrunnable[member.task_id][:300]}" for member in excluded[:_SHOWN]]
+    more = f"; and {len(excluded) - _SHOWN} more" if len(excluded) > _SHOWN else ""
+    fix = 'set tasks.on_unrunnable to "exclude" to leave them out, or choose another image or other tasks'
+    if not planned:
+        fix = "choose another image or other tasks"
+    raise InvalidInput(
+        f"tasks: {len(excluded)} of the {len(planned) + len(excluded)} chosen tasks cannot be run or scored here: "
+        f"{'; '.join(shown)}{more}. Fix: {fix}"
+    )
 
 
 def _require_known(where: str, given: Iterable[str], known: set[str], what: str) -> None:

@@ -114,7 +114,7 @@ class ImageManifest(BaseModel):
 
 
 def missing_needs(task: Mapping[str, Any], manifest: ImageManifest) -> list[str]:
-    """What the task needs and the image lacks, each with the place in the task: `chrome (related_apps)`."""
+    """Needs of the task that the image lacks, each with the place in the task: `chrome (related_apps)`."""
     return [f"{need} ({place})" for need, place in task_needs(task).items() if not manifest.has(need)]
 
 
@@ -190,7 +190,7 @@ def _of_command(words: list[str], installed: set[str]) -> Iterator[str]:
             while words and (words[0].startswith("-") or words[0].isdigit()):
                 words = words[1:]
         elif skipped in ("for", "case", "function", "select", "[", "[[", "export", "history", "exit", "kill", "set"):
-            return  # what follows is no command
+            return  # what follows is not a command
     if not words or words[0] in _SHELL_WORDS:
         return
     if words[0] == "su":

@@ -1,8 +1,10 @@
 """Batches and episodes for ledger tests: real transactions against a real Postgres, no workflow around them."""
 
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from sqlalchemy import text
@@ -66,7 +68,9 @@ class Kit:
     batch_id: str = "b-1"
     tasks: list[Task] = field(default_factory=list)
 
-    async def register(self, launch_id: str | None = None, **changes: Any) -> Registered:
+    async def register(
+        self, launch_id: str | None = None, unrunnable: Mapping[str, str] = MappingProxyType({}), **changes: Any
+    ) -> Registered:
         """Register (or relaunch) the batch."""
         request = RegisterBatch(
             batch_id=self.batch_id,
@@ -75,7 +79,10 @@ class Kit:
             launch_id=launch_id or uuid.uuid4().hex,
         )
         return await self.ledger.register_batch(
-            request, deployment_id=DEPLOYMENT, resolved=Resolved(desktop_image="image@1", evaluator_revision="1.0.2")
+            request,
+            deployment_id=DEPLOYMENT,
+            resolved=Resolved(desktop_image="image@1", evaluator_revision="1.0.2"),
+            unrunnable=unrunnable,
         )
 
     async def claim(self, key: str, run_id: str = "run-1", n: int = 1) -> Claim:

@@ -1,5 +1,7 @@
 """Which tasks a batch plans, and which relaunches are refused."""
 
+from typing import Any
+
 import pytest
 
 from models.task import TaskFilter
@@ -30,7 +32,7 @@ def test_order_is_osworlds_then_by_name_and_does_not_depend_on_the_input() -> No
         ({"exclude_ids": ["os-1", "v-1"]}, ["c-1", "os-2", "o-1"]),
     ],
 )
-def test_filter(wanted: dict[str, list[str]], ids: list[str]) -> None:
+def test_filter(wanted: dict[str, Any], ids: list[str]) -> None:
     assert [member.task_id for member in select_tasks(MEMBERS, TaskFilter(**wanted))] == ids
 
 
@@ -44,7 +46,7 @@ def test_filter(wanted: dict[str, list[str]], ids: list[str]) -> None:
         ({"domains": ["os"], "ids": ["v-1"]}, "tasks: the filter selects no task"),
     ],
 )
-def test_what_is_unknown_is_named(wanted: dict[str, list[str]], message: str) -> None:
+def test_what_is_unknown_is_named(wanted: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput) as error:
         select_tasks(MEMBERS, TaskFilter(**wanted))
     assert message in str(error.value)

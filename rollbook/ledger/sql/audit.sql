@@ -17,4 +17,6 @@ SELECT task_id, domain, task_digest, count(*) AS number, min(sample) AS first, m
 FROM rollout WHERE batch_id = :batch_id GROUP BY task_id, domain, task_digest;
 
 -- name: counts
-SELECT count(*) AS planned, count(*) FILTER (WHERE state = 'final') AS final FROM rollout WHERE batch_id = :batch_id;
+SELECT count(*) AS planned, count(*) FILTER (WHERE state = 'final') AS final,
+       (SELECT count(*) FROM excluded_task WHERE batch_id = :batch_id) AS excluded
+FROM rollout WHERE batch_id = :batch_id;

@@ -397,12 +397,20 @@ SELECT rollout_key, 'attempt ' || attempt_index || ': a derived identity was adm
 FROM decided JOIN rollout USING (rollout_key)
 WHERE ever_admitted AND scope = 'training' AND identity_source <> 'caller';
 
+-- name: excluded_task
+SELECT domain || '/' || task_id AS subject, 'excluded from the batch, and planned in it' AS detail
+FROM excluded_task AS out WHERE batch_id = :batch_id
+    AND EXISTS (SELECT FROM rollout WHERE rollout.batch_id = out.batch_id AND rollout.task_id = out.task_id);
+
 -- name: row_digest
 SELECT 'registration ' || launch_id AS subject, 'the row was changed after it was written' AS detail
 FROM registration AS r WHERE batch_id = :batch_id AND row_digest <> seal(r)
 UNION ALL
 SELECT batch_id, 'completion ' || completion_index || ': the row was changed after it was written'
 FROM completion AS r WHERE batch_id = :batch_id AND row_digest <> seal(r)
+UNION ALL
+SELECT 'excluded_task ' || r.task_id, 'the row was changed after it was written'
+FROM excluded_task AS r WHERE batch_id = :batch_id AND row_digest <> seal(r)
 UNION ALL
 SELECT 'attempt ' || r.rollout_key || ' ' || r.attempt_index, 'the row was changed after it was written'
 FROM rollout JOIN attempt AS r USING (rollout_key) WHERE batch_id = :batch_id AND r.row_digest <> seal(r)

@@ -1,10 +1,10 @@
 -- Statements of rollbook.ledger.catalog.
 
 -- name: insert_tasks
-INSERT INTO task (task_digest, task_id, document)
-SELECT task_digest, task_id, document::json
-FROM unnest(CAST(:digests AS text[]), CAST(:ids AS text[]), CAST(:documents AS text[]))
-    AS new (task_digest, task_id, document)
+INSERT INTO task (task_digest, task_id, document, unscorable)
+SELECT task_digest, task_id, document::json, unscorable
+FROM unnest(CAST(:digests AS text[]), CAST(:ids AS text[]), CAST(:documents AS text[]), CAST(:unscorable AS text[]))
+    AS new (task_digest, task_id, document, unscorable)
 ON CONFLICT DO NOTHING;
 
 -- name: insert_members

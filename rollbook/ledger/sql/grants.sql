@@ -30,7 +30,7 @@ BEGIN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO rollbook_worker', current_schema());
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO rollbook_worker', current_schema());
         GRANT INSERT ON artifact, task, task_set, task_set_member, policy_script, policy_script_name, batch,
-            registration, completion, rollout, rerun_request, attempt, evaluation, examination, outcome, admission, turn,
+            registration, excluded_task, completion, rollout, rerun_request, attempt, evaluation, examination, outcome, admission, turn,
             model_call, sandbox, sighting, temporal_server
             TO rollbook_worker;
         GRANT UPDATE (paused, frozen, stopping, cancelling, control_reason, concurrency, max_attempts, launch_id,
@@ -48,7 +48,7 @@ BEGIN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO rollbook_operator', current_schema());
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO rollbook_operator', current_schema());
         GRANT INSERT ON artifact, task, task_set, task_set_member, policy_script, policy_script_name, batch,
-            registration, completion, rollout, rerun_request, attempt, outcome, admission,
+            registration, excluded_task, completion, rollout, rerun_request, attempt, outcome, admission,
             temporal_server TO rollbook_operator;
         GRANT UPDATE (paused, frozen, stopping, cancelling, control_reason, launch_id, closed_at)
             ON batch TO rollbook_operator;

@@ -536,21 +536,21 @@ DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['batch', 'completion', 'rollout', 'rerun_request', 'attempt', 'evaluation', 'examination', 'outcome',
+    FOREACH name IN ARRAY ARRAY['batch', 'excluded_task', 'completion', 'rollout', 'rerun_request', 'attempt', 'evaluation', 'examination', 'outcome',
         'admission', 'turn', 'model_call', 'sandbox']
     LOOP
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT OR UPDATE ON %I
             EXECUTE FUNCTION guard_isolation()', name || '_isolation', name);
     END LOOP;
     FOREACH name IN ARRAY ARRAY['artifact', 'task', 'task_set', 'task_set_member', 'policy_script',
-        'policy_script_name', 'temporal_server', 'registration', 'completion', 'rerun_request', 'attempt', 'evaluation', 'examination', 'outcome',
+        'policy_script_name', 'temporal_server', 'registration', 'excluded_task', 'completion', 'rerun_request', 'attempt', 'evaluation', 'examination', 'outcome',
         'admission', 'turn', 'model_call']
     LOOP
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE UPDATE OR DELETE OR TRUNCATE ON %I
             EXECUTE FUNCTION refuse_change()', name || '_insert_only', name);
     END LOOP;
     -- the seal comes last: triggers of one kind fire in the order of their names
-    FOREACH name IN ARRAY ARRAY['artifact', 'registration', 'completion', 'rerun_request', 'attempt', 'evaluation', 'examination',
+    FOREACH name IN ARRAY ARRAY['artifact', 'registration', 'excluded_task', 'completion', 'rerun_request', 'attempt', 'evaluation', 'examination',
         'outcome', 'admission', 'turn', 'model_call']
     LOOP
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT ON %I

@@ -1,7 +1,7 @@
 -- Statements of rollbook.ledger.reader: reads only.
 
 -- name: one_batch
-SELECT batch.*, launch.launch_index, launch.spec, launch.set_digest, launch.registered_at,
+SELECT batch.*, launch.launch_index, launch.spec, launch.set_digest, launch.registered_at, launch.notice,
        coalesce(contract -> 'policy' ->> 'model', contract -> 'policy' ->> 'kind') AS policy
 FROM batch LEFT JOIN LATERAL (
     SELECT * FROM registration WHERE registration.batch_id = batch.batch_id ORDER BY launch_index DESC LIMIT 1
@@ -9,7 +9,7 @@ FROM batch LEFT JOIN LATERAL (
 WHERE batch.batch_id = :batch_id;
 
 -- name: newest_batches
-SELECT batch.*, launch.launch_index, launch.spec, launch.set_digest, launch.registered_at,
+SELECT batch.*, launch.launch_index, launch.spec, launch.set_digest, launch.registered_at, launch.notice,
        coalesce(contract -> 'policy' ->> 'model', contract -> 'policy' ->> 'kind') AS policy
 FROM batch LEFT JOIN LATERAL (
     SELECT * FROM registration WHERE registration.batch_id = batch.batch_id ORDER BY launch_index DESC LIMIT 1
@@ -21,8 +21,12 @@ LIMIT :limit;
 SELECT batch_id FROM batch ORDER BY created_at DESC LIMIT 500;
 
 -- name: domains
-SELECT domain, planned, waiting, running, admitted, masked FROM rollcall
+SELECT domain, planned, waiting, running, admitted, masked, excluded FROM rollcall
 WHERE batch_id = :batch_id AND domain <> '(all)';
+
+-- name: excluded
+SELECT domain, task_id, reason FROM excluded_task WHERE batch_id = :batch_id
+ORDER BY domain_rank(domain), domain, task_id;
 
 -- name: masked
 SELECT admission_reason AS reason, count(*) AS rollouts FROM rollout_result WHERE batch_id = :batch_id AND masked
@@ -135,7 +139,8 @@ SELECT count(*) AS planned,
        count(*) FILTER (WHERE state = 'waiting') AS waiting,
        count(*) FILTER (WHERE state IN ('queued', 'running')) AS running,
        count(*) FILTER (WHERE state = 'final' AND admitted) AS admitted,
-       count(*) FILTER (WHERE state = 'final' AND NOT coalesce(admitted, false)) AS masked
+       count(*) FILTER (WHERE state = 'final' AND NOT coalesce(admitted, false)) AS masked,
+       (SELECT count(*) FROM excluded_task WHERE batch_id = :batch_id) AS excluded
 FROM rollout LEFT JOIN current_admission AS decision
     ON decision.rollout_key = rollout.rollout_key AND decision.attempt_index = rollout.selected_attempt
     AND decision.scope = 'runtime'

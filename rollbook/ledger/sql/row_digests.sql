@@ -13,7 +13,12 @@ RETURN encode(sha256(convert_to(ROW(
 CREATE OR REPLACE FUNCTION seal(r registration) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
 RETURN encode(sha256(convert_to(ROW(
     r.batch_id, r.launch_id, r.launch_index, r.spec, r.deployment_id, r.namespace, r.set_digest, r.planned, r.added,
-    r.plan_digest, extract(epoch FROM r.registered_at)
+    r.plan_digest, r.notice, extract(epoch FROM r.registered_at)
+)::text, 'UTF8')), 'hex');
+
+CREATE OR REPLACE FUNCTION seal(r excluded_task) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
+RETURN encode(sha256(convert_to(ROW(
+    r.batch_id, r.task_id, r.domain, r.task_digest, r.launch_id, r.reason, extract(epoch FROM r.recorded_at)
 )::text, 'UTF8')), 'hex');
 
 CREATE OR REPLACE FUNCTION seal(r completion) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE

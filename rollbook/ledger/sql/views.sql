@@ -96,6 +96,10 @@ WITH counted AS (
            count(*) FILTER (WHERE state = 'queued') AS queued
     FROM rollout_result AS result CROSS JOIN LATERAL (VALUES (result.domain), ('(all)')) AS part (domain)
     GROUP BY batch_id, part.domain
+), excluded AS (
+    SELECT batch_id, part.domain, count(*) AS excluded
+    FROM excluded_task CROSS JOIN LATERAL (VALUES (excluded_task.domain), ('(all)')) AS part (domain)
+    GROUP BY batch_id, part.domain
 ), reason AS (
     SELECT batch_id, part.domain, admitted, termination_reason, coalesce(admission_reason, '(undecided)') AS decided,
            count(*) AS number
@@ -114,12 +118,19 @@ WITH counted AS (
            jsonb_object_agg(decided, decided_so) FILTER (WHERE NOT admitted) AS masked_admission_reasons
     FROM summed GROUP BY batch_id, domain
 )
-SELECT batch_id, domain, planned, admitted, masked, running, waiting, queued,
+SELECT batch_id, domain, coalesce(planned, 0) AS planned, coalesce(admitted, 0) AS admitted,
+       coalesce(masked, 0) AS masked, coalesce(running, 0) AS running, coalesce(waiting, 0) AS waiting,
+       coalesce(queued, 0) AS queued, coalesce(excluded, 0) AS excluded,
        coalesce(admitted_reasons, '{}') AS admitted_reasons, coalesce(masked_reasons, '{}') AS masked_reasons,
        coalesce(masked_admission_reasons, '{}') AS masked_admission_reasons
-FROM counted LEFT JOIN reasons USING (batch_id, domain)
+FROM counted FULL JOIN excluded USING (batch_id, domain) LEFT JOIN reasons USING (batch_id, domain)
 ORDER BY batch_id, domain_rank(domain), domain;
-COMMENT ON VIEW rollcall IS 'per batch and domain: planned = admitted + masked + running + waiting, with reasons';
+COMMENT ON VIEW rollcall IS
+    'per batch and domain: planned = admitted + masked + running + waiting, with reasons; excluded tasks apart';
+
+CREATE VIEW excluded_tasks AS
+SELECT batch_id, domain, task_id, task_digest, reason, launch_id, recorded_at FROM excluded_task;
+COMMENT ON VIEW excluded_tasks IS 'tasks that a batch leaves out because they cannot be run or scored here';
 
 CREATE VIEW scoreboard AS
 WITH scored AS (
@@ -371,6 +382,8 @@ SELECT batch_id, row_number() OVER (
 FROM (
     SELECT batch_id, -1 AS plan_order, 0 AS rank, 0 AS attempt_index, '' AS item, 0::bigint AS number,
            concat_ws(' ', 'batch', contract_digest, batch_id) AS line FROM batch
+    UNION ALL
+    SELECT batch_id, -1, 1, 0, task_id, 0, concat_ws(' ', 'excluded_task', row_digest, task_id) FROM excluded_task
     UNION ALL
     SELECT batch_id, plan_order, 0, 0, '', 0, concat_ws(' ', 'rollout', task_digest, rollout_key) FROM rollout
     UNION ALL

@@ -34,7 +34,7 @@ COSMETIC = {
         "closed_at",
     },
     "rollout": {"queued_at"},
-    "task": {"recorded_at"},
+    "task": {"recorded_at", "unscorable"},  # the reason that a batch went by is in its excluded_task
     "policy_script": {"recorded_at"},
 }
 PROVEN: dict[str, str] = {

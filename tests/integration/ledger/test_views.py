@@ -20,6 +20,7 @@ PUBLIC = {
     "sample_spread",
     "training_rows",
     "broken_desktops",
+    "excluded_tasks",
     "batch_record",
     "episode_timeline",
     "live_sandboxes",
@@ -218,7 +219,9 @@ async def test_model_usage(played: Kit) -> None:
     ]
 
 
-@pytest.mark.parametrize("view", sorted(PUBLIC - {"current_admission", "episode_timeline", "live_sandboxes"}))
+@pytest.mark.parametrize(
+    "view", sorted(PUBLIC - {"current_admission", "episode_timeline", "excluded_tasks", "live_sandboxes"})
+)
 async def test_a_question_about_one_batch_reads_one_batch(played: Kit, view: str) -> None:
     """`WHERE batch_id = …` reaches the tables: years of other batches cost nothing."""
     scans = await scans_of(played, f"SELECT * FROM {view} WHERE batch_id = '{played.batch_id}'")
