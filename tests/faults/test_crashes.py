@@ -8,7 +8,7 @@ from tests.support.world import Victim, World
 TASKS = [f"count-{number}" for number in range(4)]
 
 
-# The fast tier kills a worker in tests/integration/test_stack_batches.py, and all three in tests/rehearsal.
+# The fast tier kills a worker in tests/integration/test_stack_batches.py, servers in test_servers.py beside it.
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["worker", "temporal", "postgres"])
 async def test_a_batch_survives_the_death_of(victim: Victim, world: World) -> None:
