@@ -53,6 +53,7 @@ async def pulse_of(client: Client, workflow_id: str) -> Pulse:
         if error.status == RPCStatusCode.NOT_FOUND:
             return Pulse("absent", [])
         raise
+    # A status that this version does not know is taken for running: nothing is started beside it.
     life = _LIFE.get(description.status, "running") if description.status is not None else "running"
     return Pulse(life, _troubles(description))
 
@@ -87,7 +88,9 @@ async def start_batch(client: Client, batch_id: str, spec: dict[str, Any], task_
             spec,
             id=batch_id,
             task_queue=task_queue,
+            # A batch that has ended is resumed or extended under its own id.
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            # Not USE_EXISTING: the caller must learn that its spec is not the one that runs.
             id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
             static_summary=redact_head(str(spec.get("note", "")), 200) or None,
         )
@@ -107,6 +110,7 @@ async def await_registration(
     ends_at = time.monotonic() + timeout_s
     while time.monotonic() < ends_at:
         row = await reader.known_batch(launch.batch_id)
+        # The row of an earlier launch does not count: this one may still be refused.
         if row is not None and row.launch_id == launch.run_id and row.launch_index is not None:
             return "registered"
         if (await handle.describe()).status != WorkflowExecutionStatus.RUNNING:

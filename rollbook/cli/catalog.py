@@ -31,11 +31,11 @@ def register_tasks(
     """Register a directory of tasks in OSWorld's layout. The same tasks again change nothing."""
 
     async def work() -> int:
-        found = read_task_set(directory, list_file)
-        problems = {f"{task.domain}/{task.task_id}": lines for task in found if (lines := validate_task(task.document))}
+        tasks = read_task_set(directory, list_file)
+        problems = {f"{task.domain}/{task.task_id}": lines for task in tasks if (lines := validate_task(task.document))}
         _tell(problems, strict)
         async with open_ledger(settings()) as ledger:
-            done = await ledger.register_task_set(_name(name), found)
+            done = await ledger.register_task_set(_name(name), tasks)
         if as_json:
             print_json(
                 {"name": done.name, "digest": done.set_digest, "tasks": done.tasks, "new": done.added}
@@ -43,7 +43,7 @@ def register_tasks(
             )
         else:
             what = (
-                f"{several(done.tasks, 'task')} in {several(_domains(found), 'domain')}, {done.added} new to the ledger"
+                f"{several(done.tasks, 'task')} in {several(_domains(tasks), 'domain')}, {done.added} new to the ledger"
             )
             say(f"task set {done.name}@{done.set_digest[:12]}: {what}")
         return 0
@@ -64,8 +64,8 @@ def _name(name: str) -> str:
         ) from None
 
 
-def _domains(found: list[Task]) -> int:
-    return len({task.domain for task in found})
+def _domains(tasks: list[Task]) -> int:
+    return len({task.domain for task in tasks})
 
 
 def _tell(problems: dict[str, list[str]], strict: bool) -> None:

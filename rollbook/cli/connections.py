@@ -34,31 +34,31 @@ def settings() -> Settings:
 
     Where none names a deployment, it is that of the local stack in the state directory.
     """
-    found = load_settings()
-    if "deployment_id" not in found.model_fields_set and (state := local_stack(found)):
-        found = state.settings_of(found)
-    register_settings(found)
-    return found
+    config = load_settings()
+    if "deployment_id" not in config.model_fields_set and (state := local_stack(config)):
+        config = state.settings_of(config)
+    register_settings(config)
+    return config
 
 
-def redact_reason(found: Settings, words: str) -> str:
+def redact_reason(config: Settings, words: str) -> str:
     """The reason that a person wrote, without passwords, tokens and keys that this machine knows."""
-    register_profiles(found)
+    register_profiles(config)
     return redact(words)
 
 
-def register_profiles(found: Settings) -> None:
+def register_profiles(config: Settings) -> None:
     """Redact the keys of endpoint profiles from now on."""
     from rollbook.policies.client.profile import load_profiles  # slow to import
 
     with contextlib.suppress(ConfigError):  # workers report a broken file; the profiles that could be read count
-        load_profiles(found)
+        load_profiles(config)
 
 
 @asynccontextmanager
-async def open_ledger(found: Settings) -> AsyncIterator[Ledger]:
+async def open_ledger(config: Settings) -> AsyncIterator[Ledger]:
     """The ledger, for commands that write to it."""
-    ledger = Ledger.connect(ledger_url(found, "operator"), pool_size=2)
+    ledger = Ledger.connect(ledger_url(config, "operator"), pool_size=2)
     try:
         yield ledger
     finally:
@@ -66,25 +66,25 @@ async def open_ledger(found: Settings) -> AsyncIterator[Ledger]:
 
 
 @asynccontextmanager
-async def open_reader(found: Settings) -> AsyncIterator[Reader]:
+async def open_reader(config: Settings) -> AsyncIterator[Reader]:
     """The ledger, for commands that only read."""
-    reader = Reader.connect(ledger_url(found, "operator"))
+    reader = Reader.connect(ledger_url(config, "operator"))
     try:
         yield reader
     finally:
         await reader.aclose()
 
 
-async def connect(found: Settings) -> Client:
+async def connect(config: Settings) -> Client:
     """A Temporal client; raises Unreachable that names the address."""
-    config = temporal_connect_config(found)
+    server = temporal_connect_config(config)
     try:
         async with asyncio.timeout(CONNECT_S):
-            return await Client.connect(**config, plugins=[RollbookPlugin()])
+            return await Client.connect(**server, plugins=[RollbookPlugin()])
     except (RuntimeError, RPCError, TimeoutError) as error:
         first = redact_head((str(error) or "no answer").splitlines()[0], 200)
         raise Unreachable(
-            f"Temporal does not answer at {config.get('target_host')}: {first}; is it running (`rollbook ps`)?"
+            f"Temporal does not answer at {server.get('target_host')}: {first}; is it running (`rollbook ps`)?"
         ) from error
 
 

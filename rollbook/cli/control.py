@@ -64,11 +64,11 @@ def set_concurrency(
 async def _control(
     batch_id: str, signal: str, options: dict[str, Any], written: Callable[[BatchRow], bool], as_json: bool
 ) -> int:
-    found = settings()
+    config = settings()
     if options.get("reason"):
-        options = options | {"reason": redact_reason(found, options["reason"])}
-    client = await connect(found)
-    async with open_reader(found) as reader:
+        options = options | {"reason": redact_reason(config, options["reason"])}
+    client = await connect(config)
+    async with open_reader(config) as reader:
         await reader.batch(batch_id)
         await _signal(client, reader, batch_id, signal, options)
         row = await _await_row(reader, batch_id, written)
@@ -137,13 +137,13 @@ def _confirm(batch_id: str) -> None:
 
 
 async def _cancel(batch_id: str, reason: str, wait: bool, as_json: bool) -> int:
-    found = settings()
-    client = await connect(found)
-    async with open_reader(found) as reader:
+    config = settings()
+    client = await connect(config)
+    async with open_reader(config) as reader:
         await reader.batch(batch_id)
         if await life_of(client, batch_id) != "running":
             raise Failed(await why_not_running(client, reader, batch_id))
-        await client.get_workflow_handle(batch_id).cancel(reason=redact_reason(found, reason) or "rollbook cancel")
+        await client.get_workflow_handle(batch_id).cancel(reason=redact_reason(config, reason) or "rollbook cancel")
         life = await _await_end(client, batch_id) if wait else "running"
         counts = await reader.counts(batch_id)
     open_rows = counts.waiting + counts.running

@@ -42,14 +42,14 @@ def mask(
     finish(_decide(rollout, False, reason, policy_id, scope, as_json))
 
 
-async def _decide(given: str, admitted: bool, reason: str, policy_id: str, scope: Scope, as_json: bool) -> int:
+async def _decide(part_of_key: str, admitted: bool, reason: str, policy_id: str, scope: Scope, as_json: bool) -> int:
     _refuse_rules(policy_id)
-    found = settings()
-    reason = redact_reason(found, reason)
-    async with open_reader(found) as reader:
-        key = await reader.find_rollout(given)
+    config = settings()
+    reason = redact_reason(config, reason)
+    async with open_reader(config) as reader:
+        key = await reader.find_rollout(part_of_key)
     decision = AdmissionDecision(scope=scope, policy_id=policy_id, admitted=admitted, reason=reason)
-    async with open_ledger(found) as ledger:
+    async with open_ledger(config) as ledger:
         attempt = await ledger.decide_admission(key, decision, decided_by=whoami())
     if as_json:
         print_json(
@@ -99,11 +99,11 @@ def redecide(
     """Decide the selected attempts of a batch anew. Earlier decisions stay on record; facts and scores never change."""
 
     async def work() -> int:
-        found = settings()
-        async with open_reader(found) as reader:
+        config = settings()
+        async with open_reader(config) as reader:
             await reader.batch(batch)
-        rule = PolicyToReapply(policy_id, redact_reason(found, reason), whoami(), override_manual)
-        async with open_ledger(found) as ledger:
+        rule = PolicyToReapply(policy_id, redact_reason(config, reason), whoami(), override_manual)
+        async with open_ledger(config) as ledger:
             done = await ledger.reapply_policy(batch, rule, dry_run=dry_run)
         if as_json:
             print_json({"batch_id": batch, "dry_run": dry_run, **asdict(done)})

@@ -35,41 +35,41 @@ def demo(
     finish(_demo(batch_id))
 
 
-async def _demo(given: str | None) -> int:
+async def _demo(requested: str | None) -> int:
     from rollbook.stack.lifecycle import up  # slow to import
 
-    found = settings()
-    await up(found)
+    config = settings()
+    await up(config)
     say()
-    await register(found)
+    await register(config)
     spec_file = EXAMPLES / "batches" / f"{NAME}.json"
-    batch_id = read_batch_id(given) if given else default_batch_id(str(spec_file))
-    tell(await launch(found, batch_id, load_spec(str(spec_file))))
-    ended = await follow(found, batch_id)
-    rollouts, report = await _print_results(found, batch_id)
+    batch_id = read_batch_id(requested) if requested else default_batch_id(str(spec_file))
+    tell(await launch(config, batch_id, load_spec(str(spec_file))))
+    ended = await follow(config, batch_id)
+    rollouts, report = await _print_results(config, batch_id)
     _warn_of_deviations(rollouts)
     say()
     say("next:")
     first = rollouts[0]["rollout_key"] if rollouts else f"{batch_id}/os/count-lines/0"
-    for line in next_lines(first, await _free_id(found), _exports()):
+    for line in next_lines(first, await _free_id(config), _exports()):
         say(f"  {line}")
     return OK if ended.code == OK and report.ok else FAILURE
 
 
-async def register(found: Settings) -> None:
+async def register(config: Settings) -> None:
     """The demo's task set and script; the same again change nothing."""
     if not (EXAMPLES / NAME).is_dir():
         raise Failed(f"{EXAMPLES / NAME} is missing: run the demo from a checkout")
     body = read_json(str(EXAMPLES / "scripts" / f"{NAME}.json"))
     read_script(body)
-    async with open_ledger(found) as ledger:
+    async with open_ledger(config) as ledger:
         tasks = await ledger.register_task_set(NAME, read_task_set(EXAMPLES / NAME))
         script = await ledger.register_script(NAME, body)
     say(f"task set {NAME}@{tasks.set_digest[:12]}: {tasks.tasks} tasks; script {NAME}@{script[:12]}")
 
 
-async def _print_results(found: Settings, batch_id: str) -> tuple[list[Row], AuditReport]:
-    async with open_reader(found) as reader, open_ledger(found) as ledger:
+async def _print_results(config: Settings, batch_id: str) -> tuple[list[Row], AuditReport]:
+    async with open_reader(config) as reader, open_ledger(config) as ledger:
         rollouts = await reader.rollouts(batch_id)
         say()
         print_rollouts(rollouts)
@@ -78,10 +78,10 @@ async def _print_results(found: Settings, batch_id: str) -> tuple[list[Row], Aud
         say()
         print_scoreboard(await reader.scoreboard(batch_id))
         say()
-        report = await examine(found, ledger, batch_id)
+        report = await examine(config, ledger, batch_id)
         print_audit(report)
         say()
-        _print_links(Links.of(found), batch_id, rollouts, await reader.last_screens(batch_id))
+        _print_links(Links.of(config), batch_id, rollouts, await reader.last_screens(batch_id))
     return rollouts, report
 
 
@@ -118,9 +118,9 @@ def _warn_of_deviations(rollouts: list[Row]) -> None:
         say("every result is as expected; not all scores are 1: one script fails on purpose, one does part of the work")
 
 
-async def _free_id(found: Settings) -> str:
+async def _free_id(config: Settings) -> str:
     """`try-1`, or the next one that no batch has."""
-    async with open_reader(found) as reader:
+    async with open_reader(config) as reader:
         for number in itertools.count(1):
             if await reader.known_batch(f"try-{number}") is None:
                 return f"try-{number}"

@@ -31,11 +31,11 @@ def up(
     from rollbook.stack.lifecycle import up as start_stack
 
     async def work() -> int:
-        found = settings()
-        state = await start_stack(found, engine=not no_engine)
-        if found.temporal != "external" and (line := elsewhere(state.temporal_address)):
+        config = settings()
+        state = await start_stack(config, engine=not no_engine)
+        if config.temporal != "external" and (line := elsewhere(state.temporal_address)):
             say(line)
-        strangers = await foreign_pollers(await connect(settings()), state.settings_of(found))
+        strangers = await foreign_pollers(await connect(settings()), state.settings_of(config))
         for queue, identities in strangers.items():
             note(
                 f"warning: task queue {queue} is polled by workers of another deployment: {', '.join(identities)}; "
@@ -48,12 +48,12 @@ def up(
 
 def env() -> None:
     """Print exports for the plain `temporal`: address, namespace, task queue. Use: eval "$(rollbook env)"."""
-    found = settings()
-    config = temporal_connect_config(found)
+    config = settings()
+    server = temporal_connect_config(config)
     exports = {
-        "TEMPORAL_ADDRESS": config["target_host"],
-        "TEMPORAL_NAMESPACE": config.get("namespace", "default"),
-        "ROLLBOOK_TASK_QUEUE": found.task_queue_orchestrate,
+        "TEMPORAL_ADDRESS": server["target_host"],
+        "TEMPORAL_NAMESPACE": server.get("namespace", "default"),
+        "ROLLBOOK_TASK_QUEUE": config.task_queue_orchestrate,
     }
     for name, value in exports.items():
         say(f"export {name}={shlex.quote(value)}")
@@ -140,14 +140,16 @@ def adopt_temporal(reason: Reason) -> None:
     """
 
     async def work() -> int:
-        found = settings()
-        client = await connect(found)
-        server, place = await server_of(client), (found.deployment_id, client.namespace)
-        async with open_ledger(found) as ledger:
+        config = settings()
+        client = await connect(config)
+        server, place = await server_of(client), (config.deployment_id, client.namespace)
+        async with open_ledger(config) as ledger:
             if await ledger.temporal_server(*place) == server:
                 say("nothing to do: it is the ledger's server already")
                 return OK
-            await ledger.adopt_temporal_server(*place, server, reason=redact_reason(found, reason), adopted_by=whoami())
+            await ledger.adopt_temporal_server(
+                *place, server, reason=redact_reason(config, reason), adopted_by=whoami()
+            )
         say(f"the workflows of {place[0]} live in namespace {place[1]} ({server.namespace_id}) from now on")
         return OK
 

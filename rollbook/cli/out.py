@@ -83,8 +83,8 @@ def print_table(
 
 
 def _numeric(values: Iterable[Cell]) -> bool:
-    found = [value for value in values if value is not None]
-    return bool(found) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in found)
+    present = [value for value in values if value is not None]
+    return bool(present) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present)
 
 
 def _rich_table(

@@ -41,23 +41,23 @@ def rerun(
         raise InvalidInput("rerun: give one of --masked, --failed and --rollout KEY")
 
     async def work() -> int:
-        found = settings()
-        client = await connect(found)
-        async with open_reader(found) as reader, open_ledger(found) as ledger:
+        config = settings()
+        client = await connect(config)
+        async with open_reader(config) as reader, open_ledger(config) as ledger:
             row = await reader.batch(batch)
-            keys = [await reader.find_rollout(given) for given in rollout or []]
+            keys = [await reader.find_rollout(part_of_key) for part_of_key in rollout or []]
             which = keys or ("masked" if masked else "failed")
             waiting = await ledger.request_rerun(
-                batch, which, reason=redact_reason(found, reason), requested_by=whoami(), supersede=supersede
+                batch, which, reason=redact_reason(config, reason), requested_by=whoami(), supersede=supersede
             )
             if waiting:
-                await relaunch(client, reader, found, row)
-            done = await _outcome(reader, found, batch, waiting)
+                await relaunch(client, reader, config, row)
+            done = await _outcome(reader, config, batch, waiting)
         if not as_json:
             _tell(batch, waiting)
         code = OK
         if watch and waiting:
-            ended = await follow(found, batch, quiet=as_json)
+            ended = await follow(config, batch, quiet=as_json)
             code = ended.code
             done |= ended.as_json()
         if as_json:
@@ -67,11 +67,11 @@ def rerun(
     finish(work())
 
 
-async def _outcome(reader: Reader, found: Settings, batch_id: str, waiting: list[str]) -> dict[str, Any]:
+async def _outcome(reader: Reader, config: Settings, batch_id: str, waiting: list[str]) -> dict[str, Any]:
     """The shape of `submit --json`, and which rollouts run again."""
     row, counts = await reader.batch(batch_id), await reader.counts(batch_id)
     state = "started" if waiting else state_of(row, counts, None)
-    link = Links.of(found).workflow(batch_id)
+    link = Links.of(config).workflow(batch_id)
     return {"batch_id": batch_id, "state": state, **counts.model_dump(), "ui": link, "rerun": waiting}
 
 
@@ -83,14 +83,14 @@ def _tell(batch_id: str, waiting: list[str]) -> None:
         say(f"{batch_id}: nothing to run again")
 
 
-async def relaunch(client: Client, reader: Reader, found: Settings, row: BatchRow) -> None:
+async def relaunch(client: Client, reader: Reader, config: Settings, row: BatchRow) -> None:
     """See that the batch's workflow picks up waiting rows: it runs on, or it is started with its stored spec.
 
     A workflow that was about to end when the rows became waiting may end without them: then it is started again.
     """
     ends_at = time.monotonic() + TAKEN_UP_S
     while time.monotonic() < ends_at:
-        launch = await start_batch(client, row.batch_id, pinned_spec(row), found.task_queue_orchestrate)
+        launch = await start_batch(client, row.batch_id, pinned_spec(row), config.task_queue_orchestrate)
         if not launch.already_running:
             await _registered(client, reader, launch)
             return

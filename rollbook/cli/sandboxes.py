@@ -109,15 +109,15 @@ def reap(
 
 
 async def _list(as_json: bool) -> int:
-    found = settings()
-    async with open_ledger(found) as ledger, opened_providers(found) as providers:
-        desktops = await survey(found, ledger, providers)
+    config = settings()
+    async with open_ledger(config) as ledger, opened_providers(config) as providers:
+        desktops = await survey(config, ledger, providers)
     if as_json:
         print_json([asdict(desktop) for desktop in desktops])
     elif desktops:
         _print(desktops)
     else:
-        say(f"deployment {found.deployment_id} has no desktop")
+        say(f"deployment {config.deployment_id} has no desktop")
     return 0
 
 
@@ -139,9 +139,9 @@ def _print(desktops: list[Desktop]) -> None:
 
 
 async def _reap(dry_run: bool, unknown: bool, as_json: bool) -> int:
-    found = settings()
-    async with open_ledger(found) as ledger, opened_providers(found) as providers:
-        desktops = await survey(found, ledger, providers)
+    config = settings()
+    async with open_ledger(config) as ledger, opened_providers(config) as providers:
+        desktops = await survey(config, ledger, providers)
         verdicts = {"orphan", "unknown"} if unknown else {"orphan"}
         unneeded = [desktop for desktop in desktops if desktop.verdict in verdicts]
         for desktop in [] if dry_run else unneeded:
@@ -161,9 +161,9 @@ async def _remove(ledger: Ledger, provider: SandboxProvider, desktop: Desktop) -
     await ledger.sandbox_stopped(desktop.sandbox_key, reason=f"reaped by hand: {desktop.why}")
 
 
-async def survey(found: Settings, ledger: Ledger, providers: dict[str, SandboxProvider]) -> list[Desktop]:
+async def survey(config: Settings, ledger: Ledger, providers: dict[str, SandboxProvider]) -> list[Desktop]:
     """Leases and desktops together. A listing that fails ends the command: nothing is concluded from it."""
     # the listing comes first: a desktop that is made after it cannot look like one without a lease
-    listed = {name: await p.list({LABEL_DEPLOYMENT: found.deployment_id}) for name, p in providers.items()}
-    leases = {lease.sandbox_key: lease for lease in await ledger.live_sandboxes(found.deployment_id)}
+    listed = {name: await p.list({LABEL_DEPLOYMENT: config.deployment_id}) for name, p in providers.items()}
+    leases = {lease.sandbox_key: lease for lease in await ledger.live_sandboxes(config.deployment_id)}
     return classify_desktops(listed, leases, datetime.now(UTC))

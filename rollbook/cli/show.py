@@ -22,9 +22,9 @@ def show(
     """Show a rollout: attempts, outcome, admission, evaluation, steps and timeline."""
 
     async def work() -> int:
-        found = settings()
-        links = Links.of(found)
-        async with open_reader(found) as reader:
+        config = settings()
+        links = Links.of(config)
+        async with open_reader(config) as reader:
             key = await reader.find_rollout(rollout)
             row = await reader.rollout(key)
             shown = _shown_attempt(row, attempt)

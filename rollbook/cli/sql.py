@@ -85,14 +85,15 @@ async def _reader(url: str) -> str | None:
 
 def _become(psql: str, url: str, query: str | None, role: str | None) -> None:
     """Replace this process by psql. The password goes by environment: arguments are visible to everybody."""
+    # A psqlrc could end the read-only mode, or print something of its own into the result.
     arguments = [psql, "--no-psqlrc", "-v", "ON_ERROR_STOP=1", *(["-c", query] if query is not None else [])]
     os.execve(psql, arguments, psql_environment(url, role))
 
 
 def psql_environment(url: str, role: str | None = READER) -> dict[str, str]:
     """The environment in which psql finds the ledger, and works as `role`."""
-    given: dict[str, Any] = conninfo_to_dict(url)
-    chosen = {name: str(given[key]) for key, name in _VARIABLES.items() if given.get(key) is not None}
+    connection: dict[str, Any] = conninfo_to_dict(url)
+    chosen = {name: str(connection[key]) for key, name in _VARIABLES.items() if connection.get(key) is not None}
     return {**os.environ, **chosen, "PGOPTIONS": _options(url, role), "PGAPPNAME": "rollbook sql"}
 
 
@@ -107,6 +108,7 @@ async def _run(url: str, query: str, role: str | None, as_json: bool) -> int:
     try:
         async with await connecting as connection:
             cursor = await connection.execute(query.encode())
+            # A statement such as SET has no rows to fetch.
             rows = await cursor.fetchall() if cursor.description else []
             names = [column.name for column in cursor.description or []]
     except psycopg.OperationalError as error:

@@ -53,18 +53,18 @@ def submit(
     async def work() -> int:
         spec = load_spec(file)
         chosen = read_batch_id(batch_id) if batch_id else default_batch_id(file)
-        found = settings()
+        config = settings()
         if dry_run:
-            print_json(await resolve(found, chosen, spec))
+            print_json(await resolve(config, chosen, spec))
             return 0
-        if told := never_trained_on(spec):
-            note(told)
-        done = await launch(found, chosen, spec)
+        if warning := never_trained_on(spec):
+            note(warning)
+        done = await launch(config, chosen, spec)
         if not as_json:
             tell(done)
         code = OK
         if watch and done["state"] in ("started", "running"):
-            ended = await follow(found, chosen, quiet=as_json)
+            ended = await follow(config, chosen, quiet=as_json)
             code = ended.code
             done |= ended.as_json()
         elif watch and done["state"] not in ("complete", ALREADY):
@@ -95,38 +95,38 @@ def default_batch_id(file: str) -> str:
     return f"{stem or 'batch'}-{datetime.now(UTC):%m%d-%H%M%S}"
 
 
-def read_batch_id(given: str) -> str:
+def read_batch_id(text: str) -> str:
     """A batch id that people chose; raises InvalidInput."""
-    if not BATCH_ID.match(given) or len(given) > 128:
+    if not BATCH_ID.match(text) or len(text) > 128:
         raise InvalidInput(
-            f"--batch-id: {given!r}: letters, digits, '_', '.' and '-' only, at most 128, the first a letter or digit"
+            f"--batch-id: {text!r}: letters, digits, '_', '.' and '-' only, at most 128, the first a letter or digit"
         )
-    return given
+    return text
 
 
-async def launch(found: Settings, batch_id: str, spec: BatchSpec) -> Outcome:
+async def launch(config: Settings, batch_id: str, spec: BatchSpec) -> Outcome:
     """Start the batch, or find that it runs or is complete; raises InvalidInput or SpecConflict with the reason."""
-    register_profiles(found)
+    register_profiles(config)
     require_no_secrets(as_input(spec))
-    client = await connect(found)
-    async with open_ledger(found) as ledger, open_reader(found) as reader:
-        place = (found.deployment_id, client.namespace)
+    client = await connect(config)
+    async with open_ledger(config) as ledger, open_reader(config) as reader:
+        place = (config.deployment_id, client.namespace)
         require_same_server(*place, await ledger.temporal_server(*place), await server_of(client))
         life = await life_of(client, batch_id)
         if known := await reader.known_batch(batch_id):
             await require_same_contract(ledger, known, spec)
-            if told := samples_stay(await reader.planned(batch_id), spec):
-                note(told)
+            if warning := samples_stay(await reader.planned(batch_id), spec):
+                note(warning)
             if life == "running":
-                return await _running(ledger, reader, found, batch_id, spec)
-        started = await start_batch(client, batch_id, as_input(spec), found.task_queue_orchestrate)
+                return await _running(ledger, reader, config, batch_id, spec)
+        started = await start_batch(client, batch_id, as_input(spec), config.task_queue_orchestrate)
         if started.already_running:
-            return await _running(ledger, reader, found, batch_id, spec)
+            return await _running(ledger, reader, config, batch_id, spec)
         answer = await await_registration(client, reader, started, REGISTRATION_S)
-        return await _outcome(client, reader, found, started, answer)
+        return await _outcome(client, reader, config, started, answer)
 
 
-async def _running(ledger: Ledger, reader: Reader, found: Settings, batch_id: str, spec: BatchSpec) -> Outcome:
+async def _running(ledger: Ledger, reader: Reader, config: Settings, batch_id: str, spec: BatchSpec) -> Outcome:
     known = await reader.known_batch(batch_id)
     if known is None:
         raise Failed(
@@ -138,7 +138,7 @@ async def _running(ledger: Ledger, reader: Reader, found: Settings, batch_id: st
         note(
             f"warning: {batch_id} goes on with its own setting ({line}); `rollbook set-concurrency` changes concurrency"
         )
-    return await _report(reader, found, batch_id, "running")
+    return await _report(reader, config, batch_id, "running")
 
 
 async def _begun(client: Client, reader: Reader, started: Launch) -> str:
@@ -153,23 +153,23 @@ async def _begun(client: Client, reader: Reader, started: Launch) -> str:
 
 
 async def _outcome(
-    client: Client, reader: Reader, found: Settings, started: Launch, answer: BatchResult | str
+    client: Client, reader: Reader, config: Settings, started: Launch, answer: BatchResult | str
 ) -> Outcome:
     if isinstance(answer, BatchResult):
-        return await _report(reader, found, started.batch_id, answer.state)
+        return await _report(reader, config, started.batch_id, answer.state)
     if answer == "registered":
-        return await _report(reader, found, started.batch_id, await _begun(client, reader, started))
+        return await _report(reader, config, started.batch_id, await _begun(client, reader, started))
     raise Failed(
         f"{started.batch_id} was started, but no worker took it up within {REGISTRATION_S:.0f} s; it will run as soon "
-        f"as one polls {found.task_queue_orchestrate!r} (`rollbook ps`)"
+        f"as one polls {config.task_queue_orchestrate!r} (`rollbook ps`)"
     )
 
 
-async def _report(reader: Reader, found: Settings, batch_id: str, state: str) -> Outcome:
+async def _report(reader: Reader, config: Settings, batch_id: str, state: str) -> Outcome:
     counts = await reader.counts(batch_id)
     if state == ALREADY and (await reader.batch(batch_id)).cancelling:
         state = "cancelled"  # nothing was left to run because it was cancelled: that is not complete
-    return {"batch_id": batch_id, "state": state, **counts.model_dump(), "ui": Links.of(found).workflow(batch_id)}
+    return {"batch_id": batch_id, "state": state, **counts.model_dump(), "ui": Links.of(config).workflow(batch_id)}
 
 
 def tell(done: Outcome) -> None:
@@ -253,12 +253,12 @@ def never_trained_on(spec: BatchSpec) -> str | None:
     )
 
 
-async def resolve(found: Settings, batch_id: str, spec: BatchSpec) -> dict[str, Any]:
+async def resolve(config: Settings, batch_id: str, spec: BatchSpec) -> dict[str, Any]:
     """The spec with every default filled in, the digest of its contract, and the id of its agent contract.
 
     Both are null where something is not known on this machine; workers resolve it themselves.
     """
-    resolved, unknown = await _resolved(found, spec)
+    resolved, unknown = await _resolved(config, spec)
     for what in unknown:
         note(f"note: {what}, so the contract's digest is not known here")
     contract = None if unknown else contract_for(spec, resolved)
@@ -271,7 +271,7 @@ async def resolve(found: Settings, batch_id: str, spec: BatchSpec) -> dict[str, 
     }
 
 
-async def _resolved(found: Settings, spec: BatchSpec) -> tuple[Resolved, list[str]]:
+async def _resolved(config: Settings, spec: BatchSpec) -> tuple[Resolved, list[str]]:
     from rollbook.sandboxes.registry import provider_kind  # slow to import
 
     kind = provider_kind(spec.desktop.provider)
@@ -279,7 +279,7 @@ async def _resolved(found: Settings, spec: BatchSpec) -> tuple[Resolved, list[st
     meant: dict[str, Any] = {}
     if policy_kind(spec.policy.kind).reads_ledger:
         try:
-            async with open_ledger(found) as ledger:
+            async with open_ledger(config) as ledger:
                 meant = await resolve_policy(spec, ledger)
         except ConfigError as error:
             unknown.append(str(error))
@@ -290,7 +290,7 @@ async def _resolved(found: Settings, spec: BatchSpec) -> tuple[Resolved, list[st
     revision = await _evaluator_revision()
     if revision is None:
         unknown.append("the evaluator is not installed here (`make setup`)")
-    image = spec.desktop.image or kind.default_image(found, spec.desktop.variant).name
+    image = spec.desktop.image or kind.default_image(config, spec.desktop.variant).name
     return Resolved(**meant, desktop_image=image, evaluator_revision=revision), unknown
 
 

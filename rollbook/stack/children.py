@@ -73,6 +73,7 @@ class Child(ABC):
         await self.prepare()
         command = self.command()
         with _open_log(self.log) as log:
+            # Error messages show the output of this start, not of the ones before.
             self._log_start = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *command.argv,
@@ -81,6 +82,7 @@ class Child(ABC):
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # A group of its own: what a server starts is killed with it, and Ctrl-C does not reach it.
                 start_new_session=True,
                 **_as_user(command.user),
             )
@@ -177,6 +179,7 @@ def _open_log(path: Path) -> BinaryIO:
 
 
 def _as_user(user: tuple[int, int] | None) -> dict[str, Any]:
+    # Without the last, the groups of root would stay.
     return {} if user is None else {"user": user[0], "group": user[1], "extra_groups": []}
 
 
@@ -262,6 +265,7 @@ class Restarter:
 
 Log = Callable[[str], None]
 
+# SIGTERM would make Postgres wait until every client has left.
 _STOP_SIGNALS = {"postgres": signal.SIGINT}
 
 

@@ -66,20 +66,20 @@ def check_settings(settings: Settings) -> Check:
 def check_python(_: Settings) -> Check:
     """A Python that Rollbook is tested with."""
     version = python_version()
-    found = ".".join(map(str, version))
+    numbers = ".".join(map(str, version))
     if (3, 11) <= version[:2] <= (3, 13):
-        return Check(name="python", level="ok", found=found)
-    return Check(name="python", level="fail", found=found, fix="use Python 3.11, 3.12 or 3.13")
+        return Check(name="python", level="ok", found=numbers)
+    return Check(name="python", level="fail", found=numbers, fix="use Python 3.11, 3.12 or 3.13")
 
 
 def check_servers(settings: Settings) -> Check:
     """The programs of the servers that `up` starts are installed."""
-    found = []
+    programs = []
     if settings.temporal == "embedded":
-        found.append(f"temporal at {temporal_binary()}")
+        programs.append(f"temporal at {temporal_binary()}")
     if settings.database_url is None:
-        found.append(f"postgres at {binaries(settings.state_dir, None)}")
-    return Check(name="servers", level="ok", found=", ".join(found) or "external")
+        programs.append(f"postgres at {binaries(settings.state_dir, None)}")
+    return Check(name="servers", level="ok", found=", ".join(programs) or "external")
 
 
 def check_uv(_: Settings) -> Check:
@@ -96,8 +96,8 @@ def check_sandbox(settings: Settings) -> Check:
     if problem is None:
         return Check(name=name, level="ok", found="bubblewrap works")
     if settings.evaluator_isolation == "none":
-        found = f"bubblewrap: {problem}; the evaluator runs unconfined (ROLLBOOK_EVALUATOR_ISOLATION=none)"
-        return Check(name=name, level="warn", found=found, fix="confine it before tasks of strangers are run")
+        state = f"bubblewrap: {problem}; the evaluator runs unconfined (ROLLBOOK_EVALUATOR_ISOLATION=none)"
+        return Check(name=name, level="warn", found=state, fix="confine it before tasks of strangers are run")
     if problem == "missing":
         return Check(name=name, level="fail", found="bubblewrap is missing", fix="apt-get install bubblewrap")
     return Check(name=name, level="fail", found=f"bubblewrap fails: {problem}", fix=_namespace_fix())
@@ -146,9 +146,9 @@ def check_disk(settings: Settings) -> Check:
 def check_memory(settings: Settings) -> Check:
     """Memory for desktops."""
     available = available_memory_gb()
-    found = f"{available:.1f} GB available for up to {settings.max_desktops} desktops"
+    amount = f"{available:.1f} GB available for up to {settings.max_desktops} desktops"
     level = level_of(available, MEMORY_NEEDED_GB, MEMORY_COMFORT_GB)
-    return Check(name="memory", level=level, found=found, fix="free memory, or lower ROLLBOOK_MAX_DESKTOPS")
+    return Check(name="memory", level=level, found=amount, fix="free memory, or lower ROLLBOOK_MAX_DESKTOPS")
 
 
 def check_ports(settings: Settings) -> Check:
@@ -166,8 +166,8 @@ def check_ports(settings: Settings) -> Check:
             level = "fail" if pinned[name] else level
     if not taken:
         return Check(name="ports", level="ok", found="free or ours")
-    found = "; ".join(taken) + ("" if level == "fail" else ": free ones will be chosen")
-    return Check(name="ports", level=level, found=found, fix="unset the ROLLBOOK_*_PORT variable or free the port")
+    holders = "; ".join(taken) + ("" if level == "fail" else ": free ones will be chosen")
+    return Check(name="ports", level=level, found=holders, fix="unset the ROLLBOOK_*_PORT variable or free the port")
 
 
 def check_tasks(settings: Settings) -> Check:

@@ -42,6 +42,7 @@ async def up(settings: Settings, log: Log = print, engine: bool = True) -> Stack
         log(f"warning: {line}")
     if engine:
         await ensure_engine(settings, log)
+        # Before anything starts: desktops of a stack that dies right after are looked for all the same.
         state_dir.engine_used.touch()
     async with state_dir.lock("up"):
         state = state_dir.read()
@@ -77,6 +78,7 @@ def _spawn_supervisor(settings: Settings, state_dir: StateDir) -> None:
             check=False,
         )
     if done.returncode != 0:
+        # A slice, because the log may be empty.
         reason = log_file.read_text(errors="replace").strip().splitlines()[-1:]
         raise StackError(f"the supervisor does not start: {' '.join(reason)} (log: {log_file})")
 
@@ -113,12 +115,14 @@ async def down(settings: Settings, log: Log = print, engine: bool = False) -> No
         async with state_dir.lock("up"):
             state = state_dir.read() or state
             if state.supervisor is not None and state.supervisor.alive():
+                # The supervisor lets the workers drain, then stops the servers one after another.
                 grace = settings.worker_drain_s + 60.0
                 await stop_process(state.supervisor, signal.SIGTERM, grace)
                 state = state_dir.read() or state
             await stop_leftovers(state, log)
             _forget_processes(state)
             state_dir.write(state)
+    # The stack may have been started under another deployment id than this shell has now.
     own = settings if state is None else state.settings_of(settings)
     await _remove_desktops(own, state_dir, log)
     if engine:
@@ -143,6 +147,7 @@ async def _remove_desktops(settings: Settings, state_dir: StateDir, log: Log) ->
 
 def _forget_processes(state: StackState) -> None:
     state.phase, state.supervisor, state.token = "stopped", None, None
+    # The ports stay recorded: the next run prefers them.
     state.temporal_address = state.temporal_ui_url = state.artifact_base_url = state.database_url = None
     for child in state.children.values():
         child.phase, child.ref = "stopped", None

@@ -80,6 +80,7 @@ class PostgresServer(Child):
         for entry in self.data.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         argv = [str(self._bin / "initdb"), "-D", str(self.data), "-U", ROLE, "--auth=trust"]
+        # The order of texts must not depend on the locales of a machine.
         argv += ["--encoding=UTF8", "--locale=C.UTF-8", "--no-instructions"]
         argv += [] if self.durable else ["--no-sync"]
         uid, gid = self._user or (None, None)
@@ -103,6 +104,7 @@ class PostgresServer(Child):
 
     def command(self) -> Command:
         settings = {
+            # Reached by its socket only: the mode of the directory decides who may connect.
             "listen_addresses": "",
             "unix_socket_directories": str(self.socket_directory),
             "max_connections": "200",
@@ -130,8 +132,8 @@ class PostgresServer(Child):
     async def create_database(self, name: str) -> str:
         """Create database `name` if it does not exist; its SQLAlchemy URL."""
         async with await psycopg.AsyncConnection.connect(self._conninfo("postgres"), autocommit=True) as connection:
-            found = await connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
-            if await found.fetchone() is None:
+            cursor = await connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
+            if await cursor.fetchone() is None:
                 await connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.url(name)
 

@@ -88,6 +88,7 @@ def kill_group(ref: ProcessRef) -> None:
 
     While any member of the group lives, the kernel does not reuse its number.
     """
+    # Another process may lead a group of this number now.
     if ref.boot_id != _boot_id() or (ProcessRef.of(ref.pid) not in (None, ref)):
         return
     with suppress(ProcessLookupError, PermissionError):
@@ -155,6 +156,7 @@ def choose(setting: str, pinned: int | None, preferred: Iterable[int], avoid: It
                 f"stop that program, or unset {setting} to have a free port chosen"
             )
         return pinned
+    # `avoid` may be an iterator, and is asked for each port.
     taken = set(avoid)
     for port in preferred:
         if port not in taken and is_free(port):

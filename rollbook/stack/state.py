@@ -112,6 +112,7 @@ class StateDir:
         try:
             # Root's may be entered by the Postgres user; the directories below are closed one by one.
             self.root.mkdir(parents=True, exist_ok=True, mode=0o711 if os.geteuid() == 0 else 0o700)
+            # Not stat: the default name is predictable, and another user may have put a link there.
             status = self.root.lstat()
         except OSError as error:
             raise ConfigError(
@@ -141,6 +142,7 @@ class StateDir:
     def write(self, state: StackState) -> None:
         """Replace the state in one step, so that readers never see a part of it."""
         partial = self.state_file.with_suffix(".partial")
+        # Not chmod afterwards: addresses and the token are private from the first byte on.
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
             file.write(state.model_dump_json(indent=1))

@@ -76,12 +76,14 @@ class ToolProtocol:
         projection = Projection(self.options.coordinate_type, screen, sent)
         parsed = Parsed(thought=thought)
         try:
+            # A server may close the JSON of a call that was cut off: it would look complete.
             if truncated:
                 raise BadCode("the calls may not be complete")
             calls = read_calls(reply.tool_calls, text)
             if not calls:
                 raise BadCode("there is no call of the tool computer")
             words = "\n".join(call.words for call in calls)
+            # For the failure below, which then still shows what was asked for.
             parsed = Parsed(thought=thought, action_text=words)
             meant = [meaning(call, projection) for call in calls]
         except BadCode as error:

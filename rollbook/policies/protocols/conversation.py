@@ -35,6 +35,7 @@ def conversation(
     _check(inputs)
     messages: list[Message] = [{"role": "system", "content": system}]
     folded: list[PastTurn] = []
+    # The plan has one disposition more, that of the current observation.
     for turn, disposition in zip(inputs.turns, inputs.plan.dispositions, strict=False):
         if disposition == "text":
             folded.append(turn)
@@ -43,6 +44,7 @@ def conversation(
         messages += [_observation(turn.image, text), *answer(turn)]
         folded = []
     text = _turn_text(inputs.instruction, folded, folded_text, step_words(inputs.step))
+    # Guidance is for this step alone: kept in past turns, it would make each prompt differ from the one before.
     messages.append(_observation(inputs.current, "\n\n".join([text, *guidance])))
     cleaned: list[Message] = _cleaned(messages)
     return cleaned
@@ -102,5 +104,6 @@ def _repetitions(inputs: PromptInputs, options: ProtocolOptions, actions_of: Cal
     if not threshold or not inputs.turns:
         return 0
     recent = [actions_of(turn) for turn in inputs.turns[-options.repeated_action_window :]]
+    # A turn without actions repeats nothing.
     count = recent.count(recent[-1]) if recent[-1] else 0
     return count if count >= threshold else 0

@@ -47,6 +47,7 @@ class Projection:
         if self.kind in ("relative", "relative_1000") and not 0 <= value <= far:
             raise OutOfSpace(f"the coordinate {value!r} is outside 0..{far}")
         pixels = self.screen[axis]
+        # The far corner of a space is one past the last pixel.
         return min(max(round(value * pixels / far), 0), pixels - 1)
 
     def point(self, x: float, y: float) -> Size:

@@ -83,6 +83,7 @@ class PlainProtocol:
         word = text.strip()
         if not blocks and word not in WORDS:
             raise BadCode("there is no fenced block of code")
+        # A last block that is closed is whole, whatever was cut off after it.
         if truncated and not (blocks and blocks[-1].closed):
             raise BadCode("the code is not finished")
         actions: list[str] = []

@@ -107,9 +107,11 @@ class CodeProtocol:
 
 def _code(section: Section, truncated: bool) -> str:
     """The last fenced block, or the whole section without one. Raises BadCode for an unfinished one."""
+    # A last block that is closed is whole, whatever was cut off after it.
     if truncated and not (section.blocks and section.blocks[-1].closed):
         raise BadCode("the code is not finished")
     code = section.blocks[-1].text if section.blocks else section.text
+    # A line of code between single backticks.
     if not section.blocks and len(code) > 2 and code[0] == code[-1] == "`":
         code = code.strip("`")
     if not code.strip():

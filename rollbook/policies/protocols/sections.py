@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
+# Two `#` at least, since one begins a comment in Python. Models also write headings in bold and with a colon.
 _HEADING = re.compile(r"^ {0,3}#{2,6}[ \t]*(?:\*+[ \t]*)?(thought|action|code)\b[ \t*]*:?[ \t*]*(.*)$", re.IGNORECASE)
 _FENCE = re.compile(r"^\s*(`{3,}|~{3,})(.*)$")
 _TAG = re.compile(r"^[A-Za-z][A-Za-z0-9_+.-]*$")
@@ -72,6 +73,7 @@ def fenced(text: str) -> tuple[list[Block], str]:
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         before, known = fence, len(blocks)
         fence = _follow(blocks, fence, line)
+        # Neither inside a block nor the line that opened one.
         if not before and len(blocks) == known:
             rest.append(line)
     return blocks, "\n".join(rest).strip()
@@ -87,6 +89,7 @@ def _follow(blocks: list[Block], fence: str, line: str) -> str:
         fence, first = opening[1], opening[2].strip()
         ending = first.endswith(fence)
         first = first.removesuffix(fence).strip() if ending else first
+        # The opening fence is followed by a language, or on the same line by the code or the word itself.
         if not _TAG.match(first) or first in WORDS:
             first = _TAGGED.sub("", first)
             blocks[-1].lines += [first] if first else []

@@ -74,6 +74,7 @@ def _axes(
         call.args[position] if position < len(call.args) else named.get(keyword)
         for position, keyword in zip(positions, keywords, strict=True)
     )
+    # pyautogui takes a pair as its first argument, too.
     if isinstance(x, ast.Tuple | ast.List) and (y is None or _none(y)) and len(x.elts) == 2:
         x, y = x.elts
     return [(axis, node) for axis, node in enumerate((x, y)) if node is not None and not _none(node)]
@@ -93,6 +94,7 @@ def number(node: ast.expr) -> float | None:
         return None
     try:
         return sign * float(node.value)  # type: ignore[arg-type]
+    # An integer beyond any float; the projection refuses it.
     except OverflowError:
         return float("inf")
 
@@ -116,6 +118,7 @@ def key_edits(tree: ast.Module, names: Names) -> Iterator[Edit]:
             variable = given.id if isinstance(given, ast.Name) else None
             for value in [given] if variable is None else variables.get(variable, []):
                 for edit in _checked(name, value):
+                    # Its value cannot be replaced here without changing what it means elsewhere.
                     if variable in elsewhere:
                         raise BadCode(f"{name}: the key {ast.unparse(edit.node)[:40]} is called {edit.text}")
                     yield edit
@@ -219,8 +222,10 @@ def _split(code: str, tree: ast.Module) -> Program:
     if not any(isinstance(node, ast.Call) or _bare(node) for node in nodes):
         raise BadCode("the code does nothing: it calls no function")
     special = [(statement, word) for statement in tree.body if (word := _special(statement))]
+    # In a loop or a condition they cannot split the code: which of them is reached is not known here.
     if sum(_bare(node) or _is_computer(node) for node in nodes) != len(special):
         raise BadCode("WAIT, DONE, FAIL, computer.wait and computer.terminate must each be a statement of its own")
+    # Positions in the syntax tree count bytes.
     source, starts = code.encode(), line_starts(code)
     actions: list[str] = []
     ran_to = 0

@@ -97,6 +97,7 @@ def _read(function: Any) -> Call:
     arguments = arguments_of(function)
     if not isinstance(arguments, Mapping):
         raise BadCode("the arguments of a tool call must be a JSON object")
+    # Some models put the whole call under `action`.
     if isinstance(whole := arguments.get("action"), Mapping):
         arguments = {**{key: value for key, value in arguments.items() if key != "action"}, **whole}
     # OpenAI's tool calls the action `type`
@@ -169,6 +170,7 @@ class Arguments:
     def _number(self, name: str, value: Any, words: str) -> float:
         if isinstance(value, str) and _NUMBER_TEXT.fullmatch(value):
             value = float(value)
+        # Not isinstance: a bool is an int in Python.
         if type(value) not in (int, float):
             raise self.wrong(f"{name} {words}")
         try:
@@ -179,6 +181,7 @@ class Arguments:
     def keys(self, *names: str) -> list[str]:
         """Key names: a list, `ctrl+s`, or a list as a text; empty without. Raises BadCode for an unknown one."""
         given = self.take(*names)
+        # A list as a text; `[` alone is a key.
         if isinstance(given, str) and given.lstrip().startswith("[") and len(given.strip()) > 1:
             try:
                 given = json.loads(given)
