@@ -193,9 +193,11 @@ async def load_calls(attempt: RecordedAttempt, artifacts: Artifacts) -> AttemptE
             CallEvidence(
                 record=record,
                 turn_id=turn_id if record.completed else None,
+                # Upstream counts steps from 0.
                 model_call_id=short_id("model-call", trajectory, record.step - 1, record.parse_attempt),
                 prompt=prompt,
                 tokens=tokens,
+                # An image that no earlier call has sent cannot be named: its size is not known.
                 media=[known[sha256] for sha256 in telemetry.get("media", []) if sha256 in known],
                 reasons=reasons,
             )
@@ -209,6 +211,7 @@ async def _read(record: CallRecord, artifacts: Artifacts) -> tuple[dict[str, Any
     if noted is None:  # a policy without a model behind it, or a call without a reply
         reasons = {"model_call_evidence_unavailable"}
     else:
+        # A worker of another version may have recorded a reason that is not in the closed set.
         reasons = {reason if reason in REASONS else "model_call_evidence_invalid" for reason in noted}
     prompt = await _json(record.prompt_sha256, artifacts)
     if prompt is None:
@@ -216,6 +219,7 @@ async def _read(record: CallRecord, artifacts: Artifacts) -> tuple[dict[str, Any
     if record.response_sha256 is None or await _bytes(record.response_sha256, artifacts) is None:
         reasons.add("structured_generation_response_unavailable")
     arrays = await _json(record.tokens_sha256, artifacts)
+    # The record says that there are arrays; a call with problems has none to miss.
     if arrays is None and noted == []:
         reasons.add("model_call_evidence_invalid")
     return prompt, Tokens(**(arrays or {})), sorted(reasons)
@@ -226,6 +230,7 @@ async def _bytes(sha256: str | None, artifacts: Artifacts) -> bytes | None:
         return None
     try:
         return await artifacts.get(sha256)
+    # A lost artifact makes its call incomplete; it does not hide the rest of the attempt.
     except ArtifactError:
         return None
 

@@ -48,6 +48,7 @@ def trajectory_contract(loaded: AttemptEvidence) -> dict[str, Any]:
     body = {
         "schema_version": 2,
         "mode": "osworld_semantic_trajectory",
+        # The contract has a schema version of its own.
         **{name: value for name, value in loaded.identity.items() if name != "schema_version"},
         "identity_source": attempt.rollout["identity_source"],
         "trajectory_id": loaded.trajectory_id,
@@ -100,6 +101,7 @@ def transitions(loaded: AttemptEvidence) -> list[dict[str, Any]]:
                 },
                 "action": _action(calls),
                 "parse_failure": parse_failure([call.record for call in calls]),
+                # The score judges the episode: no earlier step has a reward.
                 "reward": outcome.get("reward") if last else 0.0,
                 # the last step may end the episode without a further look
                 "next_state": {"observation": _observation(turns.get(step))},
@@ -141,6 +143,7 @@ def _observation(turn: Row | None) -> dict[str, Any] | None:
 def _action(calls: list[CallEvidence]) -> dict[str, Any]:
     decided = [call for call in calls if call.record.accepted]
     if not decided:
+        # No reply was accepted: the last one shows why.
         last = calls[-1]
         return {
             "raw_completion": last.said.get("content"),
@@ -149,6 +152,7 @@ def _action(calls: list[CallEvidence]) -> dict[str, Any]:
             "policy_stop_reason": last.record.policy_stop_reason,
             "accepted_model_call_id": None,
         }
+    # A step has one accepted call; the last one, should records disagree.
     call = decided[-1]
     return {
         "raw_completion": call.said.get("content"),

@@ -68,6 +68,7 @@ class FileSet:
         """Put the files in their places, the marker last."""
         for file in self._open.values():
             file.flush()
+            # Before any rename: a name that survives a power cut must not lead to an empty file.
             os.fsync(file.fileno())
         *others, marker = self._paths
         if others:
@@ -98,6 +99,7 @@ def _locked(path: Path) -> BinaryIO:
     """The empty scratch file of `path`, ours until it is closed."""
     scratch = _scratch(path)
     while True:
+        # Append mode does not empty the file of a writer that holds the lock.
         file = scratch.open("ab")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -36,6 +36,7 @@ NO_ENVELOPE: dict[str, Any] = {
 
 def input_row(rollout: Row, contract: Contract, task_index: int) -> dict[str, Any]:
     """The materialised input of one planned rollout: as a trainer would dispatch it, its first attempt."""
+    # Ids of the first attempt: what a trainer dispatches has no others yet.
     identity = {"rollout_id": trajectory_rollout_id(rollout, contract.policy.name, 1), "attempt_index": 0}
     return _common(rollout, contract, task_index) | _caller(rollout, identity)
 
@@ -263,6 +264,7 @@ def aggregate_metrics(batch: Row, planned: list[Row], *, failed: int, replaced: 
 
     Coverage is there in total and per agent, also when nothing was measured: rates are null then, counts are not.
     """
+    # Admitted ones only: a masked rollout has no score, and 0 would be one.
     scores = [row["score"] for row in planned if row["admitted"] and row["state"] == "final"]
     successes, number = sum(score >= 1.0 for score in scores), len(scores)
     final = [row for row in planned if row["state"] == "final"]
@@ -292,6 +294,7 @@ def aggregate_metrics(batch: Row, planned: list[Row], *, failed: int, replaced: 
 def _completion(planned: list[Row], completed: int) -> dict[str, Any]:
     """Upstream's completion summary: rows of the main file against rows of the inputs, and inputs by task."""
     tasks = {row["task_id"] for row in planned}
+    # A task is complete when each of its samples is final.
     open_tasks = {row["task_id"] for row in planned if row["state"] != "final"}
     begun = {row["task_id"] for row in planned if row["state"] == "final"}
     return {
@@ -387,8 +390,10 @@ class _Export:
         key = planned["rollout_key"]
         row = await self.seen.planned_rollout(key)
         self._write("inputs", input_row(row, self.contract, task_index))
+        # Every attempt, not only the selected one: a trainer sees how often a rollout was tried.
         for attempt in range(1, (row["current_attempt"] or 0) + 1):
             one = await self.seen.recorded(key, attempt)
+            # The newest attempt may still be open in a partial export.
             if one.outcome is not None:
                 await self._attempt(one, planned, task_index)
 

@@ -124,9 +124,11 @@ class Agent:
     def next_call(self, task: AgentTask, step: int, screen: Screen, calls: Sequence[CallRecord]) -> PlannedCall:
         """The call that follows the committed ones; `calls` are all of the attempt up to this step."""
         earlier = [call for call in calls if call.step < step and call.decides]
+        # A prompt with a gap would show the model a past that it did not have.
         if [call.step for call in earlier] != list(range(1, step)):
             raise LedgerConflict(f"the steps before step {step} of {task.rollout_key} are not all decided")
         tries = Tries(tuple(call for call in calls if call.step == step))
+        # Clamps of earlier steps are replayed: what they folded must stay text in every later prompt.
         clamps = {call.step - 1: clamp for call in earlier if (clamp := (call.telemetry or {}).get("max_images"))}
         plan = replay_plan(self.history, step - 1, tries.max_images, clamps)
         inputs = PromptInputs(
@@ -140,6 +142,7 @@ class Agent:
             screen=screen.size,
             sent=screen.sent,
         )
+        # Overflows are numbered too: each call has a row of its own.
         number = len(tries.calls) + 1
         return PlannedCall(
             number=number,
@@ -159,6 +162,7 @@ class Agent:
     def _feedback(self, tries: Tries) -> str | None:
         if not self.options.parse_error_feedback or not tries.samples:
             return None
+        # Of the last reply only: the ones before it are not in the prompt.
         return tries.samples[-1].parse_error
 
     def _drawn(self, task: AgentTask, step: int, number: int, *, repeated: bool) -> Sampling:
@@ -166,10 +170,12 @@ class Agent:
         temperature = float(given["temperature"])
         if repeated:
             wanted = self.options.parse_retry_temperature
+            # At 0 the same prompt would give the same reply that could not be parsed.
             temperature = max(RETRY_TEMPERATURE, temperature) if wanted is None else wanted
         seed = given["seed"]
         if seed is not None:  # the same for every delivery of this call, another one for every other call
             drawn = digest([seed, task.rollout_key, task.attempt_index, step, number])
+            # 31 bits fit the integer of every server.
             seed = int(drawn[:8], 16) & 0x7FFFFFFF
         return Sampling(
             temperature=temperature,
