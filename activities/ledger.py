@@ -14,6 +14,7 @@ from rollbook.errors import InvalidInput
 from rollbook.ledger.records import Claim
 from rollbook.ledger.sanitize import require_no_secrets
 from rollbook.ledger.task_selection import Member, select_tasks
+from rollbook.osworld.needs import missing_needs, read_manifest
 from rollbook.policies.registry import contract_for, resolve_policy
 from rollbook.redaction import redact_head
 from rollbook.sandboxes.provider import ProviderKind, SandboxProvider
@@ -58,10 +59,14 @@ class LedgerActivities:
             resolved = await self._resolve(request.spec)
             contract_for(request.spec, resolved)  # refuses an agent contract id that differs from the spec's
             tasks = await self._chosen(request.spec)
-            unrunnable = {} if resolved.null_desktop else _unrunnable(tasks)
+            unrunnable, notice = await self._unrunnable(request.spec, resolved, tasks)
             _require_web(request.spec, [task for task in tasks if task.task_id not in unrunnable])
             done = await self._services.ledger.register_batch(
-                request, deployment_id=settings.deployment_id, resolved=resolved, unrunnable=unrunnable
+                request,
+                deployment_id=settings.deployment_id,
+                resolved=resolved,
+                unrunnable=unrunnable,
+                notice=notice,
             )
         return RegisteredBatch(
             batch_id=done.batch_id,
@@ -71,6 +76,7 @@ class LedgerActivities:
             slice_s=settings.pump_slice_s,
             slices_per_run=settings.pump_slices_per_run,
             heartbeat_s=settings.heartbeat_s,
+            notice=notice,
         )
 
     async def _resolve(self, spec: BatchSpec) -> Resolved:
@@ -108,6 +114,23 @@ class LedgerActivities:
             raise InvalidInput(f"{field}: {image!r} {problem}")
         return image
 
+    async def _unrunnable(self, spec: BatchSpec, resolved: Resolved, tasks: list[Task]) -> tuple[dict[str, str], str]:
+        """Tasks that would end without a score, or with a 0 for every policy, with the reasons; and a notice."""
+        if resolved.null_desktop:  # its scores mean nothing anyway
+            return {}, ""
+        reasons = {task.task_id: f"the evaluator: {task.unscorable}" for task in tasks if task.unscorable}
+        image = resolved.desktop_image or ""
+        settings = self._services.settings
+        if settings.task_queue_desktop != settings.task_queue_orchestrate:
+            return reasons, f"image {image} was not looked at: other workers start the desktops"
+        manifest = read_manifest(await self._services.providers[spec.desktop.provider].image_manifest(image))
+        if manifest is None:
+            return reasons, f"image {image} has no manifest: it is not known whether it has what the tasks need"
+        for task in tasks:
+            if lacks := missing_needs(task.document, manifest):
+                reasons.setdefault(task.task_id, f"the image lacks {', '.join(lacks)}")
+        return reasons, ""
+
     async def _chosen(self, spec: BatchSpec) -> list[Task]:
         """The tasks that the spec selects, with their documents."""
         ledger = self._services.ledger
@@ -140,11 +163,6 @@ class LedgerActivities:
             heartbeat_s=settings.heartbeat_s,
             lease_s=settings.lease_s,
         )
-
-
-def _unrunnable(tasks: Iterable[Task]) -> dict[str, str]:
-    """Tasks that would end without a score, or with a 0 for every policy; with the reasons."""
-    return {task.task_id: f"the evaluator: {task.unscorable}" for task in tasks if task.unscorable}
 
 
 def _require_web(spec: BatchSpec, tasks: Iterable[Task]) -> None:

@@ -58,6 +58,8 @@ class Exchange:
     """The reason for which the guest killed the command that it was asked to run; empty when it did not."""
     control: Control = ""
     """The end of its control exchange."""
+    absent: str = ""
+    """The program that the guest was asked to start and does not have."""
 
     @property
     def answered(self) -> bool:
@@ -92,6 +94,7 @@ class ExchangeLog:
         self.broken: deque[Exchange] = deque(maxlen=keep)
         self.failures: deque[Exchange] = deque(maxlen=keep)
         self.killed: deque[Exchange] = deque(maxlen=keep)
+        self.absent: deque[Exchange] = deque(maxlen=keep)
         self._file = file
         self._closed = False
 
@@ -108,6 +111,8 @@ class ExchangeLog:
             self.failures.append(exchange)
         if exchange.killed:
             self.killed.append(exchange)
+        if exchange.absent:
+            self.absent.append(exchange)
         if exchange.guest_broke:
             self.broken.append(exchange)
         if exchange.delivery_failed:

@@ -195,6 +195,10 @@ COMMAND_ROUTES = ("/execute", "/run_bash_script", "/run_python", "/setup/execute
 Killed = Literal["", "at its limit", "for lack of memory"]
 """The reason for which a command was killed; empty when it came to an end of its own."""
 
+LAUNCH_ROUTE = "/setup/launch"
+NO_PROGRAM = re.compile(r"\[Errno 2\] No such file or directory: '([^']+)'")
+"""Message of a guest server, stock or ours, that was asked to start a program that is not there."""
+
 _TAIL = 64
 _PACKED = ("gzip", "x-gzip", "deflate")
 
@@ -206,6 +210,7 @@ class ReplyCheck:
         self._status = status if port == GUEST_PORT else 0
         self._json = self._status == 200 and path in JSON_ROUTES
         self._command = self._status in (200, 500) and path in COMMAND_ROUTES
+        self._starts = self._status == 500 and path in (*COMMAND_ROUTES, LAUNCH_ROUTE)
         self._key = JSON_ROUTES.get(path)
         self._encoding = encoding.strip().lower()
         self._body, self._tail = bytearray(), b""
@@ -213,7 +218,7 @@ class ReplyCheck:
 
     def feed(self, chunk: bytes) -> None:
         """The next bytes of the body."""
-        if not self._json and not self._command:
+        if not self._json and not self._command and not self._starts:
             return
         self._tail = (self._tail + chunk)[-_TAIL:]
         room = BODY_LIMIT - len(self._body)
@@ -245,6 +250,13 @@ class ReplyCheck:
             return "at its limit"
         code = answer.get("returncode", answer.get("return_code"))
         return "for lack of memory" if answer.get("out_of_memory", code == -signal.SIGKILL) is True else ""
+
+    def absent(self) -> str:
+        """Program that the guest could not start, since it does not have it; empty otherwise."""
+        answer = parse_guest_json(bytes(self._body)) if self._starts and self._whole else None
+        words = answer.get("message") if isinstance(answer, dict) else None
+        match = NO_PROGRAM.search(words) if isinstance(words, str) else None
+        return match[1][:100] if match else ""
 
     def _problem_of_json(self) -> str:
         body, whole = bytes(self._body), self._whole
@@ -299,6 +311,7 @@ class _Record:
     detail: str = ""
     killed: str = ""
     control: Control = ""
+    absent: str = ""
 
     def ended(self, outcome: Outcome, error: BaseException | str | None = None) -> None:
         self.outcome = outcome
@@ -309,6 +322,7 @@ class _Record:
         return Exchange(
             self.port, self.method, redact_head(self.path, PATH_LIMIT), self.outcome, self.status, self.started,
             time.monotonic() - self.clock, self.received, self.detail, self.killed, self.control,
+            self.absent,
         )  # fmt: skip
 
 
@@ -576,6 +590,7 @@ async def _next_chunk(record: _Record, reply: aiohttp.ClientResponse) -> bytes:
 def _whole(record: _Record, status: int, check: ReplyCheck) -> None:
     """The reply has come to its end."""
     record.killed = check.killed()
+    record.absent = check.absent()
     if problem := check.problem():
         record.ended(Outcome.GARBLED, problem)
     else:

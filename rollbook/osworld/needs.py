@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 APPLICATIONS: Mapping[str, tuple[str, ...]] = {
     "chrome": ("google-chrome",),
@@ -111,6 +111,14 @@ class ImageManifest(BaseModel):
         if colon and kind == "python":
             return module in self.modules
         return any(program in self.programs for program in APPLICATIONS.get(need, (need,)))
+
+
+def read_manifest(text: str | None) -> ImageManifest | None:
+    """The manifest that an image carries; None without a readable one, as in images of others."""
+    try:
+        return None if text is None else ImageManifest.model_validate_json(text)
+    except ValidationError:
+        return None
 
 
 def missing_needs(task: Mapping[str, Any], manifest: ImageManifest) -> list[str]:

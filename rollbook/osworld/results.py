@@ -104,6 +104,10 @@ def interpret_results(phase: Phase, run: ChildRun, log: ExchangeLog, guest: Gues
         return verdict
     if killed := _killed_commands(phase, log):
         return Verdict("failed", error_type="CommandKilled", error_message=killed)
+    if phase == "prepare" and log.absent:
+        # Later the agent may have removed it, and nothing is to be gained by that: there it is a fact, and scored.
+        names = ", ".join(dict.fromkeys(repr(exchange.absent) for exchange in log.absent))
+        return Verdict("failed", error_type="NoSuchProgram", error_message=f"the desktop has no {names}")
     if run.ended == "timeout":
         return Verdict("timeout", error_type="PhaseTimeout", error_message=f"{phase} did not finish in time")
     if run.ended == "memory":

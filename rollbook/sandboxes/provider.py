@@ -236,6 +236,10 @@ class SandboxProvider(ABC):
     async def find_image(self, image: str) -> str | None:
         """Return None when sandboxes can be created from `image`, fetched first if need be; else the reason."""
 
+    async def image_manifest(self, image: str) -> str | None:
+        """Return the JSON in which the image says what it holds (docs/reference/desktop-image.md); None without one."""
+        return None
+
     async def driver(self, request: DesktopRequest, evaluator: EvaluatorEnv | None) -> Driver:
         """Return the driver of an attempt's desktop. Raises SandboxLost for a dead sandbox."""
         endpoint = partial(self.endpoint, request.desktop.sandbox_id)

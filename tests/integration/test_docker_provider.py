@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,9 +14,11 @@ import docker
 import httpx
 import pytest
 
+from rollbook.config.settings import PROJECT_ROOT, load_settings
 from rollbook.desktop.client import GuestClient
 from rollbook.errors import CapacityBusy, InvalidInput, ProviderUnavailable, SandboxLost, SandboxStartFailed
 from rollbook.guest.http import GUEST_PORT
+from rollbook.osworld.needs import missing_needs, read_manifest
 from rollbook.sandboxes.docker.network import DEFAULT_SUBNETS, create_network
 from rollbook.sandboxes.docker.provider import DockerProvider
 from rollbook.sandboxes.docker.spec import container_arguments, container_name
@@ -207,6 +210,19 @@ async def test_an_image_is_found_or_it_is_said_why_not(
     assert await provider.find_image(str(docker_client.images.get(desktop_image).id)) is None
     for typo in ("127.0.0.1:9/rollbook/none:1", "no such image", "rollbook/none@sha256:00"):
         assert await provider.find_image(typo), typo
+
+
+async def test_the_desktop_image_says_what_it_holds(provider: DockerProvider, desktop_image: str) -> None:
+    """The tasks of examples/batches/osworld-os-offline.json run on it, and none that needs Chrome."""
+    manifest = read_manifest(await provider.image_manifest(desktop_image))
+    assert manifest is not None
+    assert all(manifest.has(need) for need in ("gedit", "terminal", "file_manager", "socat", "python:pyautogui"))
+    assert not any(manifest.has(need) for need in ("chrome", "gimp", "libreoffice_calc", "vlc", "python:json"))
+    root = load_settings().osworld_tasks / "examples" / "os"
+    offline = json.loads((PROJECT_ROOT / "examples" / "batches" / "osworld-os-offline.json").read_text())
+    for task_id in offline["tasks"]["ids"] if root.is_dir() else ():
+        assert missing_needs(json.loads((root / f"{task_id}.json").read_text()), manifest) == [], task_id
+    assert await provider.image_manifest("rollbook/none:1") is None
 
 
 async def test_a_desktop_takes_its_network_along(

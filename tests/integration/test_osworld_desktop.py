@@ -218,3 +218,14 @@ async def _answers(endpoint: Endpoint) -> bool:
             return (await client.get(f"{endpoint.url}/nonce")).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+async def test_a_setup_that_starts_what_the_image_lacks_fails(run: Run, desktop: Desktop) -> None:
+    task = asking("true")
+    task["config"] = [{"type": "launch", "parameters": {"command": ["google-chrome", "--remote-debugging-port=1337"]}}]
+    result = await run("prepare", task)
+    assert (result.status, result.error_type) == ("failed", "NoSuchProgram"), result
+    assert "'google-chrome'" in result.error_message
+    held = json.loads((await desktop.shell("cat /opt/rollbook/manifest.json"))["output"])
+    assert {"gedit", "socat", "python"} <= set(held["programs"])
+    assert "google-chrome" not in held["programs"]

@@ -37,6 +37,10 @@ def docker_client(timeout_s: float, base_url: str | None = None, **options: Any)
     return docker.DockerClient(base_url=base_url, **options) if base_url else docker.from_env(**options)
 
 
+MANIFEST_LABEL = "rollbook.manifest"
+"""Label of an image with its manifest: what it holds is known without starting it."""
+
+
 class NameTaken(SandboxStartFailed):
     """Another container has the name already: another creator of the same key was faster."""
 
@@ -146,6 +150,17 @@ class Engine:
                 return False
             raise
         return True
+
+    async def image_label(self, image: str, label: str) -> str | None:
+        """Return a label of an image; None without the label or the image."""
+        try:
+            found = await self.run(lambda client: client.images.get(image))
+        except APIError as error:
+            if error.status_code in (400, 404):
+                return None
+            raise
+        value = found.labels.get(label)
+        return None if value is None else str(value)
 
     async def pull(self, image: str) -> str | None:
         """Pull an image; None when the engine has it then, else why not."""

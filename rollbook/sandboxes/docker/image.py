@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import docker
 import requests
@@ -30,7 +31,7 @@ from rollbook.config.child_environment import PACKAGES, child_environment
 from rollbook.config.settings import PROJECT_ROOT, get_settings, load_settings
 from rollbook.errors import ConfigError, InvalidInput, RollbookError, SandboxStartFailed
 from rollbook.redaction import redact_head
-from rollbook.sandboxes.docker.engine import docker_client, explain
+from rollbook.sandboxes.docker.engine import MANIFEST_LABEL, docker_client, explain
 
 # Building the desktop image: a Debian base, wheels and apt settings from this machine, one `docker build`.
 #
@@ -89,9 +90,31 @@ def build(client: docker.DockerClient, source: Path, variant: str, base: str, ta
         log(f"building {tag} on {base_image}")
         labels = {"rollbook.variant": variant, "rollbook.inputs": digest, "rollbook.base": kind}
         arguments = {"BASE_IMAGE": base_image, "VARIANT": variant}
-        _docker_build(client, context, tag, arguments, labels, apt, log)
+        bare = f"{tag}-bare"
+        _docker_build(client, context, bare, arguments, labels, apt, log)
+        _label(client, bare, tag)
     size_mb = client.images.get(tag).attrs["Size"] / 1e6
     log(f"built {tag}: {size_mb:.0f} MB in {time.monotonic() - started:.0f} s")
+
+
+def _label(client: docker.DockerClient, bare: str, tag: str) -> None:
+    """Tag the image with its manifest as a label. Only then it has its name: nothing starts one without a manifest."""
+    try:
+        container = client.containers.create(bare)
+        try:
+            chunks, _ = container.get_archive(MANIFEST_FILE)
+            with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+                file = archive.extractfile(PurePosixPath(MANIFEST_FILE).name)
+                assert file is not None, "a plain file of the Dockerfile"
+                manifest = file.read().decode().strip()
+        finally:
+            container.remove(force=True)
+        client.images.build(
+            fileobj=io.BytesIO(f"FROM {bare}\n".encode()), tag=tag, labels={MANIFEST_LABEL: manifest}, rm=True
+        )
+        client.images.remove(bare)
+    except (APIError, BuildError) as error:
+        raise SandboxStartFailed(f"the desktop image could not be given its manifest: {error}") from error
 
 
 def _docker_build(
@@ -325,6 +348,9 @@ def _apt_uris() -> dict[str, str]:
                 uris.setdefault(suite, uri.rstrip("/"))
     return uris
 
+
+MANIFEST_FILE = "/opt/rollbook/manifest.json"
+"""Path in the image of its manifest, which its build wrote; also the image's label `MANIFEST_LABEL`."""
 
 REPOSITORY = "rollbook/desktop"
 BASES = ("auto", "pull", "debootstrap")

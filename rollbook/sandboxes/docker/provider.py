@@ -20,7 +20,15 @@ from rollbook.config.settings import Settings
 from rollbook.errors import CapacityBusy, InvalidInput, ProviderUnavailable, SandboxLost, SandboxStartFailed
 from rollbook.guest.http import GUEST_PORT, Endpoint, OnProgress, wait_ready
 from rollbook.sandboxes.docker.checks import check_docker_disk, check_engine, check_image
-from rollbook.sandboxes.docker.engine import ContainerGone, Engine, ImageMissing, NameTaken, NetworkGone, explain
+from rollbook.sandboxes.docker.engine import (
+    MANIFEST_LABEL,
+    ContainerGone,
+    Engine,
+    ImageMissing,
+    NameTaken,
+    NetworkGone,
+    explain,
+)
 from rollbook.sandboxes.docker.image import image_tag
 from rollbook.sandboxes.docker.network import (
     DEFAULT_SUBNETS,
@@ -318,6 +326,11 @@ class DockerProvider(SandboxProvider):
         with _no_proof("image"):
             problem = None if await self._engine.has_image(image) else await self._engine.pull(image)
         return problem and f"is not on the Docker host and could not be pulled ({problem})"
+
+    async def image_manifest(self, image: str) -> str | None:
+        """See `SandboxProvider.image_manifest`: it is a label of the image."""
+        with _no_proof("image"):
+            return await self._engine.image_label(image, MANIFEST_LABEL)
 
     async def tidy(self) -> int:
         """See `SandboxProvider.tidy`: networks whose desktop was never created, or was removed by another program.

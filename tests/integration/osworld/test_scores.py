@@ -125,6 +125,17 @@ async def test_a_500_that_setup_only_logs_shows_in_the_record(run: Run, guest: H
     assert [json.loads(line)["path"] for line in lines] == ["/terminal", "/setup/launch"]
 
 
+@pytest.mark.parametrize(("kind", "route"), [("launch", "/setup/launch"), ("execute", "/setup/execute")])
+async def test_a_program_that_is_not_there_ends_the_setup(run: Run, guest: HttpGuest, kind: str, route: str) -> None:
+    guest.routes[route] = no_program("google-chrome")
+    step = {"type": kind, "parameters": {"command": ["google-chrome"]}}
+    result = await run("prepare", {**task(), "config": [step]})
+    assert (result.status, result.error_type, result.guest_failed) == ("failed", "NoSuchProgram", False)
+    assert result.error_message == "the desktop has no 'google-chrome'"
+    after = await run("postconfig", task(postconfig=[step]))
+    assert (after.status, after.value) == ("ok", True), "there the agent may have removed it"
+
+
 @pytest.mark.parametrize("fault", [no_program("ask"), timed_out(), status(500)])
 async def test_a_command_that_fails_in_a_sound_guest_is_a_fact_about_it(run: Run, guest: HttpGuest, fault: Any) -> None:
     """As OSWorld scores it. It gave a mask and two more desktops to who removed the program, or made it hang."""
