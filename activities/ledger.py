@@ -7,6 +7,8 @@ from models.activities import CLAIM, FINALIZE, REGISTER_BATCH
 from models.batch import RegisterBatch, RegisteredBatch
 from models.contract import Contract, Resolved
 from models.episode import Claimed, ClaimRequest, EpisodePlan, Finalized, FinalizeRequest
+from models.identity import batch_of
+from models.outcome import Infra
 from models.spec import BatchSpec
 from models.task import Task, needs_web
 from rollbook.config.settings import Settings
@@ -46,7 +48,10 @@ class LedgerActivities:
     @implements(FINALIZE)
     async def finalize(self, request: FinalizeRequest) -> Finalized:
         """End an attempt: outcome, admission and selection in one transaction."""
-        finalized = await self._services.ledger.finalize(request, run_id())
+        ledger = self._services.ledger
+        finalized = await ledger.finalize(request, run_id())
+        if request.refused and request.facts.infrastructure_failure_reason is Infra.MODEL_CALL_FAILED:
+            await ledger.stop_when_refused(batch_of(request.attempt.rollout_key), request.detail)
         self._services.wake_up.notify()
         return finalized
 

@@ -31,6 +31,7 @@ from rollbook.errors import (
     InvalidInput,
     LedgerConflict,
     LedgerError,
+    ModelRefused,
     ProviderUnavailable,
     RollbookError,
 )
@@ -146,6 +147,7 @@ def to_application_error(error: RollbookError) -> ApplicationError:
     if isinstance(error, ForeignDeployment):  # its own worker polls the same queue: it may be quick to take it
         return ApplicationError(text, type=_type_of(error), next_retry_delay=FOREIGN_PAUSE)
     details = [names.GUEST_FAILED] if isinstance(error, EvaluatorError) and error.guest_failed else []
+    details += [names.REFUSED] if isinstance(error, ModelRefused) else []
     return ApplicationError(text, *details, type=_type_of(error), non_retryable=not tried_again(error))
 
 

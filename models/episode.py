@@ -218,6 +218,8 @@ class FinalizeRequest(Wire):
     facts: OutcomeFacts
     steps: int = Field(ge=0)
     guest_failed: bool = False
+    refused: bool = False
+    """The model server refuses what another attempt would send again."""
     detail: str = ""
     """First 2,000 characters of the error, for people."""
 

@@ -36,4 +36,5 @@ FENCED: Final = "Fenced"
 """Types of activity errors that are not infrastructure failures; those use their reason as the type."""
 
 GUEST_FAILED: Final = "guest_failed"
+REFUSED: Final = "refused"
 """Detail of an `evaluator_error`: an exchange with the guest failed, so a fresh desktop may help."""

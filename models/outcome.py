@@ -226,6 +226,7 @@ def earns_new_attempt(
     attempts: int,
     budget: int,
     on_desktop_broken: OnDesktopBroken = "mask",
+    refused: bool = False,
 ) -> bool:
     """Return True when an ending earns a new attempt.
 
@@ -235,8 +236,9 @@ def earns_new_attempt(
         attempts: Attempts since the last rerun request, this one included.
         budget: Allowed attempts, at least 1.
         on_desktop_broken: As the contract says.
+        refused: The model server refuses what another attempt would send again.
     """
-    if reason is None or attempts >= budget:
+    if reason is None or attempts >= budget or (refused and reason is Infra.MODEL_CALL_FAILED):
         return False
     if reason is Infra.DESKTOP_BROKEN:
         # with another attempt a policy could throw the dice again by wrecking its desktop

@@ -24,6 +24,7 @@ RollbookError
     ├── ActionTimeout      reason action_timeout
     ├── ActionTooLong      reason rollout_error: nothing was sent
     ├── ModelCallFailed    reason model_call_failed
+    │   ├── ModelRefused       the server refuses what will not change: no other attempt helps
     │   └── CallError          a call of the model client
     │       ├── ContextOverflow    the prompt does not fit: shrink the history and plan again, never repeat as it is
     │       ├── RateLimited        429 or 503; `retry_after_s` is the server's wish
@@ -173,6 +174,10 @@ class ModelCallFailed(InfraError):
     """The model endpoint gave no usable reply."""
 
     reason: ClassVar[str] = "model_call_failed"
+
+
+class ModelRefused(ModelCallFailed):
+    """The server refused the call for a reason that another attempt would meet again: key, model, form, size."""
 
 
 class CallError(ModelCallFailed):

@@ -67,11 +67,12 @@ PATIENCE = timedelta(hours=6)
 class Failure(Exception):
     """An activity failed for an infrastructure reason."""
 
-    def __init__(self, reason: Infra, detail: str, guest_failed: bool = False) -> None:
+    def __init__(self, reason: Infra, detail: str, guest_failed: bool = False, refused: bool = False) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
         self.guest_failed = guest_failed
+        self.refused = refused
 
 
 class Superseded(Exception):
@@ -90,7 +91,8 @@ def translate(error: ActivityError, default: Infra) -> Exception:
         if cause.type == names.FENCED:
             return Superseded(cause.message)
         if cause.type in {reason.value for reason in Infra}:
-            return Failure(Infra(cause.type), cause.message, names.GUEST_FAILED in cause.details)
+            guest_failed, refused = (flag in cause.details for flag in (names.GUEST_FAILED, names.REFUSED))
+            return Failure(Infra(cause.type), cause.message, guest_failed, refused)
         return Failure(_reason_of(error, default), f"{cause.type}: {cause.message}")
     if isinstance(cause, TemporalTimeout):
         return Failure(_reason_of(error, default), f"{error.activity_type}: {cause.message}")

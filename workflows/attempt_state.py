@@ -33,6 +33,8 @@ class AttemptState:
     """The attempt is finalized; its desktop is being stopped."""
 
     guest_failed: bool = False
+    refused: bool = False
+    """The model server refuses what another attempt would send again."""
 
     def fail(self, reason: Infra, detail: str, guest_failed: bool = False) -> None:
         """Record an infrastructure failure; the detail of the first one is kept."""
@@ -72,6 +74,7 @@ class AttemptState:
             facts=self.facts(),
             steps=self.steps,
             guest_failed=self.guest_failed,
+            refused=self.refused,
             detail=self._explained()[:2000],
         )
 

@@ -182,6 +182,7 @@ class Episode:
             state.fail(Infra.TASK_TIMEOUT, f"the attempt was not over after {seconds:g} s, most of them waiting")
         except Failure as failure:
             state.fail(failure.reason, failure.detail, failure.guest_failed)
+            state.refused = failure.refused
         finally:
             backstop.stop()  # awaits nothing: an evicted run closes its coroutines, which must not wait
         await backstop.ended()

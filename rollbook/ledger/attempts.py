@@ -458,6 +458,7 @@ def _reported_outcome(request: FinalizeRequest, evaluation: RowMapping | None) -
         score=evaluation["score"] if completed and evaluation is not None else None,
         steps=request.steps,
         guest_failed=guest_failed and not completed,
+        refused=request.refused,
         detail=redact_text(request.detail)[:2000],
     )
 

@@ -24,6 +24,9 @@ from rollbook.ledger.store import Store, reads, writes
 
 _SQL = statements("control")
 
+REFUSALS = 3
+"""Rollouts that a model server may refuse before their batch is stopped."""
+
 
 class BatchControls(Store):
     """Control, window and cancellation of batches."""
@@ -45,6 +48,19 @@ class BatchControls(Store):
         Raises Fenced when the batch belongs to another launch than `launch_id`.
         """
         await _update(conn, batch_id, launch_id, {"cancelling": True, "control_reason": sanitize(reason)})
+
+    @writes
+    async def stop_when_refused(self, conn: AsyncConnection, batch_id: str, detail: str) -> bool:
+        """Stop the batch when the model server has refused the first few of its rollouts; returns if it did.
+
+        The refusal would meet every other rollout too. Repeating it changes nothing: rows are counted.
+        """
+        refusals = await conn.scalar(_SQL["refusals"], {"batch_id": batch_id})
+        if refusals is None or refusals < REFUSALS:
+            return False
+        said = f"stopped: the model server refused {refusals} rollouts: {redact_text(detail)[:400]}"
+        await _update(conn, batch_id, "", {"stopping": True, "control_reason": said})
+        return True
 
     @reads
     async def batch_control(self, conn: AsyncConnection, batch_id: str) -> BatchControl:

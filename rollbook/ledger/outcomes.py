@@ -36,6 +36,7 @@ class PendingOutcome:
     score: float | None = None
     steps: int = 0
     guest_failed: bool = False
+    refused: bool = False
     detail: str = ""
     next_state: State = "final"
     selected: bool = False
@@ -96,6 +97,7 @@ async def _earns_another(
         attempts=earlier["attempts"] + 1,
         budget=budget,
         on_desktop_broken=on_desktop_broken,
+        refused=outcome.refused,
     )
 
 

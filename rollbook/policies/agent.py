@@ -17,6 +17,7 @@ from rollbook.policies.client import Sampling
 from rollbook.policies.protocols.base import MediaRef, ModelProtocol, PastTurn, PromptInputs, ProtocolOptions, Size
 from rollbook.policies.protocols.registry import protocol
 
+ANSWERED = 200
 OVERFLOW = "context_overflow"
 TRANSPORT = "transport_error"
 TIMEOUT = "model_timeout"
@@ -89,8 +90,8 @@ class Tries:
 
     @property
     def counted(self) -> list[CallRecord]:
-        """Those that use up the step's tries: a context that did not fit was never sampled."""
-        return [call for call in self.calls if call.failure_kind != OVERFLOW]
+        """Those that use up the step's tries: what did not fit, or found no working server, was never sampled."""
+        return [call for call in self.calls if call.failure_kind != OVERFLOW and not found_no_server(call)]
 
     @property
     def samples(self) -> list[CallRecord]:
@@ -102,6 +103,11 @@ class Tries:
         """The clamp that the last overflow left."""
         shrunk = [call for call in self.calls if call.failure_kind == OVERFLOW]
         return (shrunk[-1].telemetry or {}).get("next_max_images") if shrunk else None
+
+
+def found_no_server(call: CallRecord) -> bool:
+    """Report if the call failed before a model could answer; an answer that cannot be read was sampled."""
+    return call.failure_kind == TRANSPORT and (call.telemetry or {}).get("status") != ANSWERED
 
 
 class Agent:

@@ -6,6 +6,7 @@ alone, so a worker that takes over after a crash continues where the other one w
 
 import asyncio
 import functools
+import itertools
 import logging
 import math
 import time
@@ -15,7 +16,7 @@ from typing import Any
 from models.contract import Purpose
 from models.identity import canonical_json
 from models.policy import OpenAIPolicy
-from rollbook.errors import DeadlinePassed, InvalidInput, ModelCallFailed, ModelTimeout
+from rollbook.errors import DeadlinePassed, InvalidInput, ModelCallFailed, ModelRefused, ModelTimeout
 from rollbook.ledger.records import AttemptContext, CallRecord
 from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, AgentTask, PlannedCall, Screen
 from rollbook.policies.base import Answer, CallLog, Lookup, PolicyKind, Sources, Turn
@@ -37,7 +38,7 @@ from rollbook.policies.imaging import seen
 from rollbook.policies.protocols.base import ModelProtocol, Parsed, ReplyView, failed
 from rollbook.policies.protocols.registry import PARSERS, known_protocol
 
-LONGEST_PAUSE_S = 20.0
+LONGEST_PAUSE_S = 60.0
 """Between two tries after transport failures: 1, 2, 4, … seconds, at most this."""
 COMMIT_S = 30.0
 """Seconds that must be left when a call's deadline passes: its row has to be committed."""
@@ -101,9 +102,9 @@ class ModelPolicy:
     async def decide(self, turn: Turn, log: CallLog) -> CallRecord:
         """The call that decides the step.
 
-        Raises ModelTimeout; ModelCallFailed when the last try had no reply; DeadlinePassed when the answers have taken
-        the time that the episode had left; RateLimited, which leaves no row; OutOfTime when the caller would not wait
-        for the end of another call.
+        Raises ModelTimeout; ModelRefused; ModelCallFailed when no server worked for too long; DeadlinePassed when the
+        answers have taken the time that the episode had left; RateLimited, which leaves no row; OutOfTime when the
+        caller would not wait for the end of another call.
         """
         calls = await log.until_now()
         png = await turn.read_artifact(turn.observation.screenshot.sha256)
@@ -111,7 +112,7 @@ class ModelPolicy:
         while True:
             failures = self._check(calls, turn.step)
             if failures:
-                await asyncio.sleep(min(2.0 ** (failures - 1), LONGEST_PAUSE_S))
+                await asyncio.sleep(min(2.0 ** min(failures - 1, 10), LONGEST_PAUSE_S))
             planned = self._agent.next_call(self._task, turn.step, screen, calls)
             budget_s = turn.budget_s - answered_s(calls, turn.step)
             if budget_s <= 0:
@@ -131,10 +132,16 @@ class ModelPolicy:
             raise DeadlinePassed(error) if (last.telemetry or {}).get("deadline") else ModelTimeout(error)
         if last.failure_kind != TRANSPORT:
             return 0
-        if not (last.telemetry or {}).get("repeatable") or self._agent.exhausted(calls, step):
+        if not (last.telemetry or {}).get("repeatable"):
+            raise ModelRefused(error)
+        if self._agent.exhausted(calls, step):
             raise ModelCallFailed(error)
-        kinds = [call.failure_kind for call in reversed(ours)]
-        return next((count for count, kind in enumerate(kinds) if kind != TRANSPORT), len(kinds))
+        failed = list(itertools.takewhile(lambda call: call.failure_kind == TRANSPORT, reversed(ours)))
+        first_at, last_at = ((call.telemetry or {}).get("failed_at", 0.0) for call in (failed[-1], last))
+        # by the time of the last try, not by now: a worker that was suspended tries again before it gives up
+        if last_at - first_at >= self._client.profile.patience_s:
+            raise ModelCallFailed(f"{error}; tried {len(failed)} times in {last_at - first_at:.0f} s")
+        return len(failed)
 
     async def _ask(
         self, turn: Turn, log: CallLog, planned: PlannedCall, screen: Screen, image: bytes, timeout_s: float
@@ -289,7 +296,12 @@ class ModelPolicy:
             image=sent.image,
             latency_s=sent.latency_s,
             telemetry=self._telemetry(sent)
-            | {"status": status, "error_type": type(error).__name__, "repeatable": repeatable}
+            | {
+                "status": status,
+                "error_type": type(error).__name__,
+                "repeatable": repeatable,
+                "failed_at": time.time(),
+            }
             # cut by the episode's deadline, which came before the call's own
             | ({"deadline": True} if kind == TIMEOUT and sent.request.timeout_s < self._timeout_s else {}),
         )

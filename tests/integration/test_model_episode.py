@@ -16,7 +16,7 @@ from rollbook.evidence.load import load_calls
 from rollbook.evidence.verify import verify
 from rollbook.ledger.reader import RecordedAttempt
 from rollbook.policies.protocols.registry import PARSERS
-from tests.doubles.model_server import Call, Reply
+from tests.doubles.model_server import Call, Fault, Reply
 from tests.support.model_server import DONE, Scenario, click_until, code, model_spec, model_system, recorded
 from tests.support.system import System, small_tasks
 
@@ -210,16 +210,38 @@ async def test_transport_failures_are_tried_again_and_kept(system: System, said:
     assert attempt.attempt_index == 1
 
 
-async def test_what_repeating_cannot_help_costs_the_attempt(system: System, said: Scenario) -> None:
-    def answer(call: Call) -> Any:
-        return Reply(fault="unauthorized") if int(call.headers["x-rollbook-attempt-index"]) < 1 else DONE
+async def test_more_failures_than_tries_are_waited_out(system: System, said: Scenario) -> None:
+    """Two tries, and three calls that find no working server: they count neither as samples nor as attempts."""
 
-    attempt = await play(system, said, answer, "m-auth", model_spec("one"))
-    assert attempt.attempt_index == 2
-    first = await system.ledger.recorded(attempt.key, 1)
-    assert first.outcome is not None
-    assert first.outcome["termination_reason"] == "model_call_failed"
-    assert [call.failure_kind for call in first.calls] == ["transport_error"]
+    def answer(call: Call) -> Any:
+        return Reply(fault="server_error") if call.parse_attempt <= 3 else DONE
+
+    attempt = await play(system, said, answer, "m-away", model_spec("one", {"options": {"parse_retries": 2}}))
+    assert [call.failure_kind for call in attempt.calls] == ["transport_error"] * 3 + [None]
+    assert attempt.attempt_index == 1
+
+
+@pytest.mark.parametrize("fault", ["unauthorized", "not_found", "bad_request", "too_large"])
+async def test_what_repeating_cannot_help_ends_the_rollout_at_once(
+    system: System, said: Scenario, fault: Fault
+) -> None:
+    attempt = await play(system, said, lambda call: Reply(fault=fault), f"m-{fault}", model_spec("one"))
+    assert (attempt.attempt_index, len(said.calls)) == (1, 1)
+    assert (attempt.outcome or {})["termination_reason"] == "model_call_failed"
+
+
+async def test_the_third_refused_rollout_stops_its_batch(system: System, said: Scenario) -> None:
+    await system.register_tasks("six", small_tasks(6))
+    said.answer, said.calls = lambda call: Reply(fault="unauthorized"), []
+    spec = model_spec("six", concurrency=1)
+    result = await system.run_batch(spec, "m-wrong-key")
+    assert (result.state, result.counts.masked, result.counts.waiting) == ("stopped", 3, 3)
+    control = await system.ledger.batch_control("m-wrong-key")
+    assert control.reason.startswith("stopped: the model server refused 3 rollouts: ")
+    assert "Incorrect API key" in control.reason
+    assert len(said.calls) == 3
+    said.answer = lambda call: DONE  # the key was put right
+    assert (await system.run_batch(spec, "m-wrong-key")).counts.admitted == 3
 
 
 async def test_a_rate_limit_is_waited_for_and_never_an_attempt(system: System, said: Scenario) -> None:

@@ -104,3 +104,15 @@ SET state = 'final', current_attempt = new.attempt_index,
 FROM unnest(CAST(:keys AS text[]), CAST(:indexes AS integer[]), CAST(:keeps AS boolean[]))
     AS new (rollout_key, attempt_index, keeps_selection)
 WHERE rollout.rollout_key = new.rollout_key;
+
+-- name: refusals
+-- Rollouts of the current launch whose model server refused what another attempt would send again.
+SELECT count(DISTINCT ended.rollout_key)
+FROM batch JOIN registration USING (batch_id, launch_id)
+JOIN rollout USING (batch_id)
+JOIN outcome AS ended USING (rollout_key)
+WHERE batch_id = :batch_id AND ended.infrastructure_failure_reason = 'model_call_failed'
+    AND ended.ended_at >= registration.registered_at
+    AND EXISTS (SELECT FROM model_call AS call WHERE call.rollout_key = ended.rollout_key
+        AND call.attempt_index = ended.attempt_index AND call.failure_kind = 'transport_error'
+        AND call.telemetry ->> 'repeatable' = 'false');

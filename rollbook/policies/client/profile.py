@@ -46,6 +46,8 @@ class EndpointProfile(BaseModel):
     max_connections: int = Field(default=32, ge=1, le=4096)
     """Calls that one worker process has open at once; further ones wait; their deadlines start after it."""
     connect_timeout_s: float = Field(default=10.0, gt=0, le=300)
+    patience_s: float = Field(default=1800.0, ge=0, le=6 * 3600)
+    """Longest time for which a call that finds no working server is tried again, before its attempt ends."""
     headers: dict[str, SecretStr] = {}
     """Sent with every request, for instance a gateway's tenant."""
     ca_file: Path | None = None
