@@ -41,14 +41,17 @@ async def test_playwright_reaches_the_browser_through_bridge_and_forwarder(run: 
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-async def test_code_of_the_agent_is_locked_in(run: Run, guest: HttpGuest, tmp_path: Path) -> None:
+async def test_code_of_the_agent_is_locked_in(
+    run: Run, guest: HttpGuest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Canonical `check_python_file_by_test_suite` imports what the agent wrote."""
+    monkeypatch.setenv("ANY_MODEL_KEY", key := "sk-of-the-worker-0123456789")
     secret = tmp_path / "secret.txt"
     secret.write_text("the worker's own")
     secret.chmod(0o666)
     with socket.create_server(("127.0.0.1", 0)) as service:
         guest.routes["/file"] = _SPY.format(
-            port=service.getsockname()[1], secret=str(secret), home=str(Path.home() / ".bashrc")
+            port=service.getsockname()[1], secret=str(secret), home=str(Path.home() / ".bashrc"), key=key
         ).encode()
         suite = task(
             func="check_python_file_by_test_suite",
@@ -83,7 +86,7 @@ for path in ("/usr/x", "/x", "/run/inside/x", "/etc/x"):
         found.append(f"writes {{path}}")
     except OSError:
         pass
-if any(name.startswith(("TEMPORAL", "E2B", "ROLLBOOK_D")) for name in os.environ):
+if any(name.startswith(("TEMPORAL", "E2B", "ROLLBOOK_D")) for name in os.environ) or {key!r} in os.environ.values():
     found.append("environment")
 if len([p for p in os.listdir("/proc") if p.isdigit()]) > 5:
     found.append("processes")
