@@ -36,20 +36,20 @@ def audit(batch: BatchArgument, expect: Expect = None, as_json: AsJson = False) 
         raise InvalidInput("--expect: a digest has 64 hexadecimal digits, as in the result of the batch's workflow")
 
     async def work() -> int:
-        found = settings()
-        async with open_reader(found) as reader:
+        config = settings()
+        async with open_reader(config) as reader:
             await reader.batch(batch)  # refuses a wrong name with similar ones
-        async with open_ledger(found) as ledger:
-            report = await examine(found, ledger, batch, expect)
+        async with open_ledger(config) as ledger:
+            report = await examine(config, ledger, batch, expect)
         print_json(asdict(report)) if as_json else print_audit(report)
         return OK if report.ok else FAILURE
 
     finish(work())
 
 
-async def examine(found: Settings, ledger: Ledger, batch_id: str, expect: str | None = None) -> AuditReport:
+async def examine(config: Settings, ledger: Ledger, batch_id: str, expect: str | None = None) -> AuditReport:
     """The audit of a batch."""
-    return await ledger.audit(batch_id, ArtifactStore.open(found.artifacts), expect)
+    return await ledger.audit(batch_id, ArtifactStore.open(config.artifacts), expect)
 
 
 def print_audit(report: AuditReport) -> None:
@@ -85,8 +85,8 @@ def verify_rollout(rollout: RolloutArgument, attempt: AttemptOption = None, as_j
     """
 
     async def work() -> int:
-        found = settings()
-        proof = await verify(await _recorded(found, rollout, attempt), ArtifactStore.open(found.artifacts))
+        config = settings()
+        proof = await verify(await _recorded(config, rollout, attempt), ArtifactStore.open(config.artifacts))
         print_json(proof.to_json()) if as_json else _print(proof)
         return OK if proof.ok else FAILURE
 
@@ -98,8 +98,8 @@ def trace(rollout: RolloutArgument, attempt: AttemptOption = None, full: FullOpt
     """Print the semantic trajectory as JSON, and the exact envelope when every call is complete."""
 
     async def work() -> int:
-        found = settings()
-        loaded = await load_calls(await _recorded(found, rollout, attempt), ArtifactStore.open(found.artifacts))
+        config = settings()
+        loaded = await load_calls(await _recorded(config, rollout, attempt), ArtifactStore.open(config.artifacts))
         exact = full_envelope(loaded) if full else exact_envelope(loaded)
         partial = {"trajectory_model_calls": trajectory_model_calls(loaded)} if full and exact is None else {}
         print_json(semantic_trajectory(loaded) | {"exact": exact} | partial)
@@ -108,20 +108,23 @@ def trace(rollout: RolloutArgument, attempt: AttemptOption = None, full: FullOpt
     finish(work())
 
 
-async def _recorded(found: Settings, rollout: str, attempt: int | None) -> RecordedAttempt:
-    async with open_reader(found) as reader:
+async def _recorded(config: Settings, rollout: str, attempt: int | None) -> RecordedAttempt:
+    async with open_reader(config) as reader:
         key = await reader.find_rollout(rollout)
-    async with open_ledger(found) as ledger:
+    async with open_ledger(config) as ledger:
         return await ledger.recorded(key, attempt)
 
 
 def _print(proof: Proof) -> None:
-    found = [*proof.mismatches, *proof.unchecked]
-    if found:
-        cells = [(one.step, one.parse_attempt, one.what, clean(one.detail, 300)) for one in proof.mismatches]
+    problems = [*proof.mismatches, *proof.unchecked]
+    if problems:
+        cells = [
+            (mismatch.step, mismatch.parse_attempt, mismatch.what, clean(mismatch.detail, 300))
+            for mismatch in proof.mismatches
+        ]
         cells += [
-            (one.step, one.parse_attempt, one.what, f"could not check: {clean(one.detail, 280)}")
-            for one in proof.unchecked
+            (mismatch.step, mismatch.parse_attempt, mismatch.what, f"could not check: {clean(mismatch.detail, 280)}")
+            for mismatch in proof.unchecked
         ]
         print_table(("STEP", "CALL", "WHAT", "DIFFERENCE"), cells)
         say()
@@ -164,14 +167,14 @@ def reconcile(
     """
 
     async def work() -> int:
-        found = settings()
-        client = await connect(found)
+        config = settings()
+        client = await connect(config)
         try:
             done: Reconciled = await client.execute_workflow(
                 names.JANITOR,
-                ReconcileRequest(min_age_s=min_age_s, deployment_id=found.deployment_id),
-                id=f"{schedule_id(found.deployment_id)}-by-hand-{uuid.uuid4().hex[:8]}",
-                task_queue=found.task_queue_orchestrate,
+                ReconcileRequest(min_age_s=min_age_s, deployment_id=config.deployment_id),
+                id=f"{schedule_id(config.deployment_id)}-by-hand-{uuid.uuid4().hex[:8]}",
+                task_queue=config.task_queue_orchestrate,
                 result_type=Reconciled,
                 static_summary="reconcile, by hand",
             )
@@ -188,6 +191,6 @@ def _print_reconciled(done: Reconciled) -> None:
     if done.strangers:
         say(f"{done.strangers} desktops of this deployment that the ledger does not know: `rollbook sandboxes ls`")
     for name, meaning in LISTS.items():
-        if found := getattr(done, name):
-            total = done.totals.get(name, len(found))
-            say(f"{total} {meaning}: {', '.join(found)}{' …' if total > len(found) else ''}")
+        if shown := getattr(done, name):
+            total = done.totals.get(name, len(shown))
+            say(f"{total} {meaning}: {', '.join(shown)}{' …' if total > len(shown) else ''}")

@@ -23,8 +23,8 @@ def report(
 
     async def work() -> int:
         async with open_reader(settings()) as reader:
-            found = await read(reader, batch, rollouts)
-        print_json(found) if as_json else print_report(found)
+            report = await read(reader, batch, rollouts)
+        print_json(report) if as_json else print_report(report)
         return 0
 
     finish(work())
@@ -50,31 +50,31 @@ async def read(reader: Reader, batch_id: str, rollouts: bool) -> Row:
     }
 
 
-def print_report(found: Row) -> None:
+def print_report(report: Row) -> None:
     """The report, for people."""
-    counts = found["counts"]
+    counts = report["counts"]
     open_rows = counts["waiting"] + counts["running"]
     print_fields(
         {
-            "batch": found["batch_id"],
-            "reward mode": found["reward_mode"],
-            "beware": "do-nothing desktop: these scores mean nothing" if found["null_desktop"] else None,
-            "notice": found["notice"],
+            "batch": report["batch_id"],
+            "reward mode": report["reward_mode"],
+            "beware": "do-nothing desktop: these scores mean nothing" if report["null_desktop"] else None,
+            "notice": report["notice"],
             "not final yet": f"{open_rows} of {counts['planned']} rollouts; the numbers will change"
             if open_rows
             else None,
         }
     )
     say()
-    print_scoreboard(found["scoreboard"])
-    _print_samples(found["pass_k"], found["spread"])
-    if found["masked_reasons"]:
+    print_scoreboard(report["scoreboard"])
+    _print_samples(report["pass_k"], report["spread"])
+    if report["masked_reasons"]:
         say()
-        print_table(("MASKED BECAUSE", "ROLLOUTS"), [(r["reason"], r["rollouts"]) for r in found["masked_reasons"]])
-    print_excluded(found["excluded"])
-    if found["rollouts"] is not None:
+        print_table(("MASKED BECAUSE", "ROLLOUTS"), [(r["reason"], r["rollouts"]) for r in report["masked_reasons"]])
+    print_excluded(report["excluded"])
+    if report["rollouts"] is not None:
         say()
-        print_rollouts(found["rollouts"])
+        print_rollouts(report["rollouts"])
 
 
 def print_scoreboard(rows: list[Row]) -> None:

@@ -34,31 +34,31 @@ def status(
     """Show the roll call: planned = admitted + masked + running + waiting."""
 
     async def work() -> int:
-        found = settings()
-        async with open_reader(found) as reader:
+        config = settings()
+        async with open_reader(config) as reader:
             if batch is None:
-                await _list(found, reader, limit, as_json)
+                await _list(config, reader, limit, as_json)
             else:
-                await _one(found, reader, batch, as_json)
+                await _one(config, reader, batch, as_json)
         return 0
 
     finish(work())
 
 
-async def pulses(found: Settings, batch_ids: list[str]) -> dict[str, Pulse]:
+async def pulses(config: Settings, batch_ids: list[str]) -> dict[str, Pulse]:
     """The pulses of batch workflows; empty, with a note, where Temporal does not answer."""
     try:
-        client = await connect(found)
+        client = await connect(config)
         return {batch_id: await pulse_of(client, batch_id) for batch_id in batch_ids}
     except (Failed, ConfigError) as error:
         note(f"note: {error}")
         return {}
 
 
-async def _list(found: Settings, reader: Reader, limit: int, as_json: bool) -> None:
+async def _list(config: Settings, reader: Reader, limit: int, as_json: bool) -> None:
     rows = [(row, await reader.counts(row.batch_id)) for row in await reader.batches(limit)]
     unsettled = [row.batch_id for row, counts in rows if row.cancelling or counts.waiting or counts.running]
-    alive = {batch_id: p.life for batch_id, p in (await pulses(found, unsettled) if unsettled else {}).items()}
+    alive = {batch_id: p.life for batch_id, p in (await pulses(config, unsettled) if unsettled else {}).items()}
     listed = [(row, counts, state_of(row, counts, alive.get(row.batch_id))) for row, counts in rows]
     if as_json:
         print_json([_summary(row, counts, state) for row, counts, state in listed])
@@ -84,22 +84,22 @@ def _summary(row: BatchRow, counts: Counts, state: str) -> dict[str, Any]:
     }
 
 
-async def _one(found: Settings, reader: Reader, batch_id: str, as_json: bool) -> None:
-    picture = await look(found, reader, batch_id)
+async def _one(config: Settings, reader: Reader, batch_id: str, as_json: bool) -> None:
+    picture = await look(config, reader, batch_id)
     if as_json:
         print_json(picture)
     else:
         print_picture(picture)
 
 
-async def look(found: Settings, reader: Reader, batch_id: str) -> dict[str, Any]:
+async def look(config: Settings, reader: Reader, batch_id: str) -> dict[str, Any]:
     """Everything that `status BATCH` shows."""
     row = await reader.batch(batch_id)
     counts = await reader.counts(batch_id)
-    pulse = (await pulses(found, [batch_id])).get(batch_id)
+    pulse = (await pulses(config, [batch_id])).get(batch_id)
     state = state_of(row, counts, pulse.life if pulse else None)
     ended, seconds = await reader.pace(batch_id, row.registered_at or row.created_at)
-    links = Links.of(found)
+    links = Links.of(config)
     return {
         **_summary(row, counts, state),
         "advice": advice(row, state),
@@ -206,8 +206,8 @@ def watch(
     """Watch a batch until every rollout is final. Exit code 0 when it is complete, 1 when it ends otherwise."""
 
     async def work() -> int:
-        found = settings()
-        ended = await follow(found, batch, quiet=as_json, timeout_s=timeout_s)
+        config = settings()
+        ended = await follow(config, batch, quiet=as_json, timeout_s=timeout_s)
         if as_json:
             print_json({"batch_id": batch, "complete": ended.code == OK, **ended.as_json()})
         return ended.code
@@ -232,10 +232,10 @@ class Ended:
         return {"state": self.state, **self.counts.model_dump()}
 
 
-async def follow(found: Settings, batch_id: str, *, quiet: bool = False, timeout_s: float | None = None) -> Ended:
+async def follow(config: Settings, batch_id: str, *, quiet: bool = False, timeout_s: float | None = None) -> Ended:
     """Show progress until the batch has ended; how it ended. `quiet`: progress goes nowhere."""
-    client = await connect(found)
-    async with open_reader(found) as reader:
+    client = await connect(config)
+    async with open_reader(config) as reader:
         await reader.batch(batch_id)  # refuses a wrong name before anything is drawn
         watching = _Watch(reader, batch_id, lambda: pulse_of(client, batch_id))
         if quiet:

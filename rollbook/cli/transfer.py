@@ -37,12 +37,12 @@ def training(
     """One row per model call: tokens, loss spans, group statistics, both admissions. Masked rows are there, marked."""
 
     async def work() -> int:
-        found = settings()
+        config = settings()
         target = (out or Path(f"{batch}.training.{format}")).absolute()
-        async with open_ledger(found) as ledger:
+        async with open_ledger(config) as ledger:
             done = await export_training(
                 ledger,
-                ArtifactStore.open(found.artifacts),
+                ArtifactStore.open(config.artifacts),
                 batch,
                 target,
                 format=format,
@@ -64,11 +64,11 @@ def gym(batch: BatchArgument, out: Out = None, partial: Partial = False, as_json
     """NeMo-Gym's files: rollouts, failures, materialised inputs, aggregate metrics."""
 
     async def work() -> int:
-        found = settings()
+        config = settings()
         target = (out or Path(f"{batch}.gym.jsonl")).absolute()
-        async with open_ledger(found) as ledger:
+        async with open_ledger(config) as ledger:
             done = await export_gym(
-                ledger, ArtifactStore.open(found.artifacts), batch, target, partial=partial, progress=_progress
+                ledger, ArtifactStore.open(config.artifacts), batch, target, partial=partial, progress=_progress
             )
         if as_json:
             print_json(done)
@@ -108,13 +108,13 @@ def import_legacy(
     """Import results of NeMo Gym's OSWorld environment: all rows or none. The same file again changes nothing."""
 
     async def work() -> int:
-        found = settings()
+        config = settings()
         raw, sha256 = read_json_lines(file)
         results, beside = _results(file, raw, reward_mode)
         source = Source(
             batch_id=read_batch_id(batch_id),
-            deployment_id=found.deployment_id,
-            namespace=_namespace(found),
+            deployment_id=config.deployment_id,
+            namespace=_namespace(config),
             task_set=task_set,
             reward_mode=reward_mode,
             sha256=sha256,
@@ -125,8 +125,8 @@ def import_legacy(
         )
         added = 0
         if not dry_run:
-            async with open_ledger(found) as ledger:
-                keep = ArtifactStore.open(found.artifacts).put
+            async with open_ledger(config) as ledger:
+                keep = ArtifactStore.open(config.artifacts).put
                 added = (await ledger.import_results(source, keep)).added
         _tell(source, beside, added, dry_run, as_json)
         return 0
@@ -134,27 +134,27 @@ def import_legacy(
     finish(work())
 
 
-def _namespace(found: Settings) -> str:
+def _namespace(config: Settings) -> str:
     """The namespace of the batches that run here; an import needs no Temporal, so none may be known."""
     try:
-        return temporal_connect_config(found).get("namespace", "default")
+        return temporal_connect_config(config).get("namespace", "default")
     except ConfigError:
         return "default"
 
 
 def _results(file: str, raw: dict[int, object], reward_mode: RewardMode) -> tuple[dict[int, ImportedRow], int]:
     """The results by their line, and the number of attempts that are not a rollout's result."""
-    found: dict[int, ImportedRow] = {}
+    rows: dict[int, ImportedRow] = {}
     for line, row in raw.items():
         try:
             if not is_not_terminal(row):
-                found[line] = read_row(row, reward_mode)
+                rows[line] = read_row(row, reward_mode)
         except ValueError as error:
             raise InvalidInput(f"{name_of(file)}: line {line}: {error}") from error
-    if not found:
+    if not rows:
         beside = f", only {several(len(raw), 'row')} of attempts beside one" if raw else ""
         raise InvalidInput(f"{name_of(file)}: holds no result{beside}")
-    return found, len(raw) - len(found)
+    return rows, len(raw) - len(rows)
 
 
 def _tell(source: Source, beside: int, added: int, dry_run: bool, as_json: bool) -> None:
