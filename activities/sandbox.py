@@ -13,6 +13,7 @@ from models.task import needs_web
 from rollbook.errors import Fenced, SandboxLost
 from rollbook.ledger.records import AttemptContext, Examination
 from rollbook.redaction import redact_head
+from rollbook.sandboxes.pressure import read_pressure, require_calm
 from rollbook.sandboxes.provider import SandboxProvider, SandboxSpec, remove_sandbox
 from rollbook.sandboxes.registry import provider_kind
 from rollbook.worker.services import Services
@@ -36,6 +37,7 @@ class SandboxActivities:
         provider = services.provider(context.contract.desktop.provider)
         spec = self._spec(context, provider)
         lease_s = services.settings.lease_s
+        require_calm(services.settings.max_pressure, read_pressure())
         await services.ledger.sandbox_intent(
             attempt,
             run_id(),

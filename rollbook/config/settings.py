@@ -88,6 +88,8 @@ class Settings(EvaluatorSettings):
     """Debian mirror for building the desktop image (a URL). Unset: the one in this machine's own apt sources."""
     max_desktops: int = Field(default_factory=default_max_desktops, ge=1, le=10_000)
     """Number of desktops that may run at once on this machine."""
+    max_pressure: float | None = Field(default=None, gt=0)
+    """Pressure on this worker's machine above which no new desktop starts, in percent. Unset: none is held back."""
     docker_subnets: IPv4Network = IPv4Network("198.18.0.0/15")
     """IPv4 range from which each Docker desktop gets a network of its own (8 addresses each)."""
     ready_timeout_s: float = Field(default=600.0, gt=0)
