@@ -1,6 +1,7 @@
 """`status`: the roll call of all batches, or of one."""
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -18,7 +19,7 @@ from rollbook.cli.command import FAILURE, OK, AsJson, BatchArgument, Failed, fin
 from rollbook.cli.connections import Links, connect, open_reader, settings
 from rollbook.cli.out import clean, console, duration, is_terminal, note, print_fields, print_json, print_table, say
 from rollbook.config.settings import Settings
-from rollbook.errors import ConfigError
+from rollbook.errors import ConfigError, InvalidInput
 from rollbook.ledger.reader import BatchRow, Reader
 
 COUNTS = ("planned", "waiting", "running", "admitted", "masked")
@@ -198,19 +199,37 @@ BAR = 40
 Show = Callable[[str, Counts, float | None, list[str]], None]
 
 
+MinAdmitted = Annotated[
+    str | None,
+    typer.Option("--min-admitted", help="Exit code 1 with fewer admitted rollouts: a number, or a share such as 90%."),
+]
+
+
+def read_floor(text: str | None) -> Callable[[Counts], int]:
+    """The number of admitted rollouts that `--min-admitted` demands of a batch; raises InvalidInput."""
+    if text is None:
+        return lambda counts: 0
+    if not (read := re.fullmatch(r"(\d{1,9})(%?)", text)) or (read[2] and int(read[1]) > 100):
+        raise InvalidInput(f"--min-admitted: {text!r}: give a number such as 90, or a share of the planned such as 90%")
+    number = int(read[1])
+    return lambda counts: math.ceil(counts.planned * number / 100) if read[2] else number
+
+
 def watch(
     batch: BatchArgument,
+    min_admitted: MinAdmitted = None,
     timeout_s: Annotated[float | None, typer.Option("--timeout", help="Give up after so many seconds.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Watch a batch until every rollout is final. Exit code 0 when it is complete, 1 when it ends otherwise."""
 
     async def work() -> int:
+        floor = read_floor(min_admitted)
         config = settings()
         ended = await follow(config, batch, quiet=as_json, timeout_s=timeout_s)
         if as_json:
             print_json({"batch_id": batch, "complete": ended.code == OK, **ended.as_json()})
-        return ended.code
+        return ended.code_with(floor)
 
     finish(work())
 
@@ -226,6 +245,14 @@ class Ended:
     def code(self) -> int:
         """Exit code: 0 only when it is complete."""
         return OK if self.state == "complete" else FAILURE
+
+    def code_with(self, floor: Callable[[Counts], int]) -> int:
+        """The exit code where a number of admitted rollouts is demanded."""
+        wanted, admitted = floor(self.counts), self.counts.admitted
+        if self.code == OK and admitted < wanted:
+            note(f"{admitted} admitted, {wanted} demanded (--min-admitted)")
+            return FAILURE
+        return self.code
 
     def as_json(self) -> dict[str, Any]:
         """Its form in `--json`."""

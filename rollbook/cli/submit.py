@@ -18,7 +18,7 @@ from rollbook.cli.batches import Launch, as_input, await_registration, life_of, 
 from rollbook.cli.command import FAILURE, OK, AsJson, Failed, finish, name_of, read_json
 from rollbook.cli.connections import Links, connect, open_ledger, open_reader, register_profiles, settings
 from rollbook.cli.out import note, print_json, say, several
-from rollbook.cli.status import follow
+from rollbook.cli.status import MinAdmitted, follow, read_floor
 from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError, InvalidInput, SpecConflict
 from rollbook.ledger import Ledger
@@ -43,6 +43,7 @@ def submit(
         str | None, typer.Option("--batch-id", help="Default: the file's name and the time. Use your own to resume.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Watch until every rollout is final.")] = False,
+    min_admitted: MinAdmitted = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved spec and its digest, start nothing.")
     ] = (False),
@@ -51,6 +52,9 @@ def submit(
     """Start a batch. The same spec under the same id resumes it; another contract is refused with the difference."""
 
     async def work() -> int:
+        floor = read_floor(min_admitted)
+        if min_admitted is not None and not watch:
+            raise InvalidInput("--min-admitted: it needs --watch")
         spec = load_spec(file)
         chosen = read_batch_id(batch_id) if batch_id else default_batch_id(file)
         config = settings()
@@ -63,11 +67,12 @@ def submit(
         if not as_json:
             tell(done)
         code = OK
-        if watch and done["state"] in ("started", "running"):
+        known = ("complete", ALREADY)
+        if watch and (done["state"] in ("started", "running") or (min_admitted and done["state"] in known)):
             ended = await follow(config, chosen, quiet=as_json)
-            code = ended.code
+            code = ended.code_with(floor)
             done |= ended.as_json()
-        elif watch and done["state"] not in ("complete", ALREADY):
+        elif watch and done["state"] not in known:
             code = FAILURE
         if as_json:
             print_json(done)

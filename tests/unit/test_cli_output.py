@@ -9,7 +9,8 @@ from rich.console import Console
 from models.batch import Counts
 from rollbook.cli import out
 from rollbook.cli.report import print_scoreboard
-from rollbook.cli.status import BAR, _bar, _Lines, line
+from rollbook.cli.status import BAR, Ended, _bar, _Lines, line, read_floor
+from rollbook.errors import InvalidInput
 
 
 @pytest.mark.parametrize(
@@ -204,3 +205,19 @@ def test_an_id_that_fits_no_terminal_stays_whole(capsys: pytest.CaptureFixture[s
 def test_long_words_of_prose_break_before_the_table_overflows(capsys: pytest.CaptureFixture[str]) -> None:
     out.print_table(("STATE", "WHAT", "DETAIL"), [["masked", "x" * 100, "y" * 100]])
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("text", "floor"), [(None, 0), ("0", 0), ("7", 7), ("90%", 9), ("91%", 10), ("100%", 10)])
+def test_a_floor_is_a_number_or_a_share_of_the_planned(text: str | None, floor: int) -> None:
+    assert read_floor(text)(Counts(planned=10)) == floor
+
+
+@pytest.mark.parametrize("text", ["", "-1", "0.5", "101%", "many"])
+def test_other_floors_are_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^--min-admitted: "):
+        read_floor(text)
+
+
+@pytest.mark.parametrize(("state", "admitted", "code"), [("complete", 9, 0), ("complete", 8, 1), ("stopped", 10, 1)])
+def test_fewer_admitted_than_demanded_is_a_failure(state: str, admitted: int, code: int) -> None:
+    assert Ended(state, Counts(planned=10, admitted=admitted)).code_with(read_floor("9")) == code
