@@ -60,6 +60,7 @@ def batch(**changes: Any) -> BatchRow:
         "spec": {"task_set": "osworld", "policy": {"kind": "scripted", "script": "s"}, "concurrency": 2},
         "set_digest": "b" * 64,
         "registered_at": NOW,
+        "notice": None,
     }
     return BatchRow(**{**row, **changes})
 
