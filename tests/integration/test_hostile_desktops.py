@@ -64,7 +64,6 @@ ROWS: dict[str, Row] = {
     "display-killed": (READ, [root("pkill -9 Xvfb")], BROKEN),
     "server-killed": (READ, [shell("pkill -9 -f guest.app"), PAUSE], BROKEN),
     "server-patched": (READ, [root(FORGE), PAUSE], BROKEN),
-    "no-processes": (READ, [shell("for i in $(seq 3000); do sleep 900 & done")], BROKEN),
     "claim-written": (READ, [CLAIM], BROKEN),
 }
 
