@@ -51,6 +51,7 @@ EXPECTED = {
     "ActionTooLong": ("rollout_error", ENDS),
     "GuestRefused": ("desktop_broken", ENDS),
     "ModelCallFailed": ("model_call_failed", ENDS),
+    "ModelRefused": ("model_call_failed", ENDS),
     "CallError": ("model_call_failed", ENDS),
     "ContextOverflow": ("model_call_failed", ENDS),
     "RateLimited": ("RateLimited", AGAIN),
@@ -61,6 +62,7 @@ EXPECTED = {
     "DeadlinePassed": ("timeout", ENDS),
     "EvaluationInterrupted": ("evaluation_interrupted", ENDS),
     "EvaluatorError": ("evaluator_error", ENDS),
+    "DownloadFailed": ("evaluator_error", ENDS),
     # of the command line and the local stack; no activity raises them
     "OutOfTime": ("OutOfTime", AGAIN),
     "Unreachable": ("Unreachable", AGAIN),
