@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from activities.support import Activities, beating, implements, run_id, workflow_id
 from models.activities import CLAIM, FINALIZE, REGISTER_BATCH
-from models.batch import RegisterBatch, RegisteredBatch
+from models.batch import Inspect, RegisterBatch, RegisteredBatch
 from models.contract import Contract, Resolved
 from models.episode import Claimed, ClaimRequest, EpisodePlan, Finalized, FinalizeRequest
 from models.identity import batch_of
@@ -13,13 +13,13 @@ from models.spec import BatchSpec
 from models.task import Task, needs_web
 from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
-from rollbook.ledger.records import Claim
+from rollbook.ledger.records import Claim, Registered
 from rollbook.ledger.sanitize import require_no_secrets
 from rollbook.ledger.task_selection import Member, select_tasks
 from rollbook.osworld.needs import missing_needs, read_manifest
 from rollbook.policies.registry import contract_for, resolve_policy
 from rollbook.redaction import redact_head
-from rollbook.sandboxes.provider import ProviderKind, SandboxProvider
+from rollbook.sandboxes.provider import ProviderKind
 from rollbook.sandboxes.registry import provider_kind
 from rollbook.worker.services import Services
 
@@ -57,15 +57,25 @@ class LedgerActivities:
 
     @implements(REGISTER_BATCH)
     async def register_batch(self, request: RegisterBatch) -> RegisteredBatch:
-        """Plan every rollout of the batch as a row; a relaunch finds them."""
+        """Plan every rollout of the batch as a row; a relaunch finds them.
+
+        The first call of a launch may answer with the image to inspect; nothing is registered then.
+        """
         settings = self._services.settings
         require_no_secrets(request.spec.model_dump(mode="json"))
         async with beating():
-            resolved = await self._resolve(request.spec)
-            contract_for(request.spec, resolved)  # refuses an agent contract id that differs from the spec's
-            tasks = await self._chosen(request.spec)
-            unrunnable, notice = await self._unrunnable(request.spec, resolved, tasks)
-            _require_web(request.spec, [task for task in tasks if task.task_id not in unrunnable])
+            unrunnable, notice = dict[str, str](), ""
+            if await self._services.ledger.is_launched(request):  # its names mean what they meant then
+                resolved = Resolved()
+            else:
+                kind = self._provider_kind(request.spec)
+                if request.image is None and (inspect := self._inspect(request, kind)) is not None:
+                    return self._registered(Registered(request.batch_id, 0, 0, 0), inspect=inspect)
+                resolved = await self._resolve(request, kind)
+                contract_for(request.spec, resolved)  # refuses an agent contract id that differs from the spec's
+                tasks = await self._chosen(request.spec)
+                unrunnable, notice = await self._unrunnable(resolved, tasks)
+                _require_web(request.spec, [task for task in tasks if task.task_id not in unrunnable])
             done = await self._services.ledger.register_batch(
                 request,
                 deployment_id=settings.deployment_id,
@@ -73,6 +83,10 @@ class LedgerActivities:
                 unrunnable=unrunnable,
                 notice=notice,
             )
+        return self._registered(done, notice=notice)
+
+    def _registered(self, done: Registered, notice: str = "", inspect: Inspect | None = None) -> RegisteredBatch:
+        settings = self._services.settings
         return RegisteredBatch(
             batch_id=done.batch_id,
             planned=done.planned,
@@ -82,53 +96,57 @@ class LedgerActivities:
             slices_per_run=settings.pump_slices_per_run,
             heartbeat_s=settings.heartbeat_s,
             notice=notice,
+            inspect=inspect,
         )
 
-    async def _resolve(self, spec: BatchSpec) -> Resolved:
-        """Resolve the names in the spec."""
-        endpoints = self._services.models.names
-        of_policy = await resolve_policy(spec, self._services.ledger, endpoints=endpoints, register=True)
+    def _provider_kind(self, spec: BatchSpec) -> ProviderKind:
         kind = provider_kind(spec.desktop.provider)
-        provider = self._services.providers.get(kind.name)
-        if provider is None:
+        if kind.name not in self._services.providers:
             raise InvalidInput(
                 f"desktop.provider: no worker here offers {kind.name!r}; there is "
                 f"{', '.join(sorted(self._services.providers))}{f' ({kind.enable_hint})' if kind.enable_hint else ''}"
             )
+        return kind
+
+    def _inspect(self, request: RegisterBatch, kind: ProviderKind) -> Inspect | None:
+        """The image and evaluator that must exist before anything is planned: every rollout would wait in vain."""
+        settings, desktop = self._services.settings, request.spec.desktop
         if kind.simulated_revision is not None:
-            return Resolved(**of_policy, evaluator_revision=kind.simulated_revision, null_desktop=True)
-        evaluator = self._services.evaluator
-        return Resolved(
-            **of_policy,
-            desktop_image=await self._image(spec, kind, provider),
-            evaluator_revision=None if evaluator is None else evaluator.revision,
+            return None
+        image, field = desktop.image, "desktop.image"
+        if image is None:
+            image, setting = kind.default_image(settings, desktop.variant)
+            field = setting or kind.default_image_source
+        return Inspect(
+            batch_id=request.batch_id,
+            provider=kind.name,
+            image=image,
+            field=field,
+            desktop_queue=settings.task_queue_desktop,
+            osworld_queue=settings.task_queue_osworld,
         )
 
-    async def _image(self, spec: BatchSpec, kind: ProviderKind, provider: SandboxProvider) -> str:
-        """The desktop's image; a named one must exist, or every rollout would wait for it in vain.
+    async def _resolve(self, request: RegisterBatch, kind: ProviderKind) -> Resolved:
+        """Resolve the names in the spec."""
+        spec, image = request.spec, request.image
+        endpoints = self._services.models.names
+        of_policy = await resolve_policy(spec, self._services.ledger, endpoints=endpoints, register=True)
+        if kind.simulated_revision is not None:
+            return Resolved(**of_policy, evaluator_revision=kind.simulated_revision, null_desktop=True)
+        return Resolved(
+            **of_policy,
+            desktop_image=image and image.image,
+            desktop_digest=image and image.digest,
+            evaluator_revision=request.evaluator and request.evaluator.revision,
+        )
 
-        Only a worker that starts desktops itself can check; other queues may be served by another host.
-        """
-        settings = self._services.settings
-        image, field = spec.desktop.image, "desktop.image" if spec.desktop.image else None
-        if image is None:
-            image, field = kind.default_image(settings, spec.desktop.variant)
-        if field is None or settings.task_queue_desktop != settings.task_queue_orchestrate:
-            return image
-        if problem := await provider.find_image(image):
-            raise InvalidInput(f"{field}: {image!r} {problem}")
-        return image
-
-    async def _unrunnable(self, spec: BatchSpec, resolved: Resolved, tasks: list[Task]) -> tuple[dict[str, str], str]:
+    async def _unrunnable(self, resolved: Resolved, tasks: list[Task]) -> tuple[dict[str, str], str]:
         """Tasks that would end without a score, or with a 0 for every policy, with the reasons; and a notice."""
         if resolved.null_desktop:  # its scores mean nothing anyway
             return {}, ""
         reasons = {task.task_id: f"the evaluator: {task.unscorable}" for task in tasks if task.unscorable}
-        image = resolved.desktop_image or ""
-        settings = self._services.settings
-        if settings.task_queue_desktop != settings.task_queue_orchestrate:
-            return reasons, f"image {image} was not looked at: other workers start the desktops"
-        manifest = read_manifest(await self._services.providers[spec.desktop.provider].image_manifest(image))
+        image, digest = resolved.desktop_image or "", resolved.desktop_digest
+        manifest = read_manifest(None if digest is None else await self._services.ledger.image_manifest(digest))
         if manifest is None:
             return reasons, f"image {image} has no manifest: it is not known whether it has what the tasks need"
         for task in tasks:

@@ -6,11 +6,12 @@ import shutil
 from temporalio import activity
 
 from activities.support import Activities, beating, implements, is_current_try, run_id
-from models.activities import EXAMINE_DESKTOP, RENEW_LEASE, START_SANDBOX, STOP_SANDBOX
+from models.activities import EXAMINE_DESKTOP, INSPECT_IMAGE, RENEW_LEASE, START_SANDBOX, STOP_SANDBOX
+from models.batch import ImageFacts, Inspect
 from models.episode import AttemptRef, DesktopRef, Examined, ExamineRequest
 from models.outcome import Cause
 from models.task import needs_web
-from rollbook.errors import Fenced, SandboxLost
+from rollbook.errors import Fenced, InvalidInput, SandboxLost, SandboxStartFailed
 from rollbook.ledger.records import AttemptContext, Examination
 from rollbook.redaction import redact_head
 from rollbook.sandboxes.pressure import read_pressure, require_calm
@@ -27,7 +28,20 @@ class SandboxActivities:
 
     def all(self) -> Activities:
         """The activities, for a worker."""
-        return [self.start_sandbox, self.renew_lease, self.examine_desktop, self.stop_sandbox]
+        return [self.inspect_image, self.start_sandbox, self.renew_lease, self.examine_desktop, self.stop_sandbox]
+
+    @implements(INSPECT_IMAGE)
+    async def inspect_image(self, request: Inspect) -> ImageFacts:
+        """Find the image of a batch's desktops, fetching it if need be, and record its manifest in the ledger."""
+        async with beating() as note:
+            note(f"looking for the image {request.image}")
+            try:
+                image = await self._services.provider(request.provider).inspect_image(request.image)
+            except InvalidInput as error:
+                raise InvalidInput(f"{request.field}: {error}") from error
+        if image.digest is not None:
+            await self._services.ledger.record_image(image.digest, request.provider, image.name, image.manifest)
+        return ImageFacts(image=image.name, digest=image.digest)
 
     @implements(START_SANDBOX)
     async def start_sandbox(self, attempt: AttemptRef) -> DesktopRef:
@@ -55,7 +69,16 @@ class SandboxActivities:
                 nonce=await provider.nonce(handle.sandbox_id),
                 server=await provider.server_process(handle.sandbox_id),
                 isolation=handle.isolation,
+                image_digest=handle.image_digest,
                 view_url=await provider.view_url(handle.sandbox_id),
+            )
+        registered = context.contract.resolved.desktop_digest
+        if registered and desktop.image_digest != registered:
+            # nothing of the task is on it yet; a provider that starts another image than it was given is at fault
+            if lease := await services.ledger.sandbox_of(attempt):
+                await remove_sandbox(provider, lease)
+            raise SandboxStartFailed(
+                f"the desktop is made from {desktop.image_digest or 'an unknown image'}, not {registered}"
             )
         try:
             await services.ledger.sandbox_started(attempt, run_id(), desktop, lease_s=lease_s)
@@ -130,14 +153,16 @@ class SandboxActivities:
     def _spec(self, context: AttemptContext, provider: SandboxProvider) -> SandboxSpec:
         settings = self._services.settings
         desktop = context.contract.desktop
+        image = context.contract.resolved
+        field = "desktop.image" if desktop.image else provider_kind(provider.name).default_image_source
         opened = desktop.egress == "open" or (desktop.egress == "auto" and needs_web(context.task))
         return SandboxSpec(
             deployment=settings.deployment_id,
             rollout=context.rollout_key,
             attempt=context.attempt_index,
             batch=context.batch_id,
-            image=context.contract.resolved.desktop_image or "none",
-            image_field="desktop.image" if desktop.image else provider_kind(provider.name).default_image_source,
+            image=image.desktop_digest or image.desktop_image or "none",
+            image_field=f"{field} ({image.desktop_image})" if image.desktop_digest else field,
             screen=desktop.screen,
             egress="open" if opened else "none",
             env=self._environment(),

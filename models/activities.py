@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from models import names
-from models.batch import CloseBatch, Control, Counts, PumpRequest, PumpResult, RegisterBatch, RegisteredBatch
+from models.batch import (
+    CloseBatch,
+    Control,
+    Counts,
+    EvaluatorFacts,
+    ImageFacts,
+    Inspect,
+    PumpRequest,
+    PumpResult,
+    RegisterBatch,
+    RegisteredBatch,
+)
 from models.episode import (
     Acted,
     ActRequest,
@@ -46,6 +57,8 @@ class Activity(Generic[In, Out]):
 CLAIM = Activity(names.CLAIM, ClaimRequest, Claimed)
 FINALIZE = Activity(names.FINALIZE, FinalizeRequest, Finalized)
 REGISTER_BATCH = Activity(names.REGISTER_BATCH, RegisterBatch, RegisteredBatch)
+INSPECT_IMAGE = Activity(names.INSPECT_IMAGE, Inspect, ImageFacts)
+INSPECT_EVALUATOR = Activity(names.INSPECT_EVALUATOR, Inspect, EvaluatorFacts)
 
 SET_CONTROL = Activity(names.SET_CONTROL, Control, type(None))
 PUMP = Activity(names.PUMP, PumpRequest, PumpResult)

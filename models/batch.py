@@ -8,6 +8,33 @@ from models.base import Input, Wire
 from models.spec import BatchSpec
 
 
+class Inspect(Wire):
+    """Ask the workers of desktops and of the evaluator what a batch will run on, before anything is planned."""
+
+    batch_id: str
+    provider: str
+    image: str
+    field: str
+    """The origin of the name, for the message when there is no such image."""
+    desktop_queue: str
+    osworld_queue: str
+
+
+class ImageFacts(Wire):
+    """An image as its provider knows it."""
+
+    image: str
+    """The name that was asked for."""
+    digest: str | None = None
+    """The provider's immutable identity of the image, whose manifest the ledger has; None where it has none."""
+
+
+class EvaluatorFacts(Wire):
+    """The evaluator of the workers that score."""
+
+    revision: str
+
+
 class RegisterBatch(Wire):
     """Register (or relaunch) a batch: plans every rollout as a row."""
 
@@ -16,6 +43,9 @@ class RegisterBatch(Wire):
     spec: BatchSpec
     launch_id: str
     """First run id of this launch: control flags of an earlier launch are cleared once per launch."""
+    image: ImageFacts | None = None
+    evaluator: EvaluatorFacts | None = None
+    """Answers to `RegisteredBatch.inspect`."""
 
 
 class RegisteredBatch(Wire):
@@ -36,6 +66,8 @@ class RegisteredBatch(Wire):
     """Heartbeat timeout of the pump."""
     notice: str = ""
     """Something to know about the batch besides errors; shown with it."""
+    inspect: Inspect | None = None
+    """Nothing is registered yet: inspect this first, and repeat the request with the answers."""
 
 
 class Counts(Wire):

@@ -158,6 +158,9 @@ class Resolved(Wire):
     policy_part: dict[str, Any] | None = Field(default=None, exclude=True)
     """The whole `policy` of the contract, where only the package that registers its kind can make it."""
     desktop_image: str | None = None
+    """The image as the spec or the worker's settings name it, for people."""
+    desktop_digest: str | None = None
+    """Digest of that image at registration: desktops are started by it."""
     evaluator_revision: str | None = None
     null_desktop: bool = False
 

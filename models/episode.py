@@ -97,6 +97,8 @@ class DesktopRef(Wire):
     server: str = ""
     """The guest server's process as the provider saw it from outside; empty where it cannot."""
     isolation: str = "partial"
+    image_digest: str = ""
+    """Digest of the image that it was made from; empty where its provider has none."""
     view_url: str = ""
     """Loopback live view of the desktop, without a password."""
 

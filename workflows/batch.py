@@ -15,6 +15,7 @@ from models.batch import (
     CloseBatch,
     Control,
     Counts,
+    Inspect,
     PumpRequest,
     PumpResult,
     RegisterBatch,
@@ -159,6 +160,9 @@ class BenchmarkBatch:
         refused = ""
         try:
             registered = await settled(self._call(activities.REGISTER_BATCH, request, 600, heartbeat_s=60))
+            if registered.inspect is not None:
+                request = await self._inspect(request, registered.inspect)
+                registered = await settled(self._call(activities.REGISTER_BATCH, request, 600, heartbeat_s=60))
             self._remark = registered.notice
             return registered
         except ActivityError as error:
@@ -166,6 +170,21 @@ class BenchmarkBatch:
                 raise
             refused = error.cause.message
         _refuse(refused)
+
+    async def _inspect(self, request: RegisterBatch, inspect: Inspect) -> RegisterBatch:
+        """Resolve image and evaluator where they are: that may be another host than this activity's."""
+        image = await settled(
+            self._call(
+                activities.INSPECT_IMAGE,
+                inspect,
+                3600,
+                heartbeat_s=60,
+                queue=inspect.desktop_queue,
+                summary=inspect.image,
+            )
+        )
+        evaluator = await settled(self._call(activities.INSPECT_EVALUATOR, inspect, 60, queue=inspect.osworld_queue))
+        return request.model_copy(update={"image": image, "evaluator": evaluator})
 
     async def _pump(self, thaw: bool = False) -> PumpResult:
         assert self._registered is not None
@@ -216,12 +235,14 @@ class BenchmarkBatch:
         seconds: float,
         *,
         heartbeat_s: float | None = None,
+        queue: str | None = None,
         summary: str | None = None,
     ) -> Out:
         result: Out = await workflow.execute_activity(
             activity.name,
             request,
             result_type=activity.result,
+            task_queue=queue,
             start_to_close_timeout=timedelta(seconds=seconds),
             heartbeat_timeout=timedelta(seconds=heartbeat_s) if heartbeat_s else None,
             retry_policy=RETRY,

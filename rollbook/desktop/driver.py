@@ -2,8 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from models.contract import Contract
 from models.evidence import ArtifactRef
@@ -22,6 +23,23 @@ Keep = Callable[[dict[str, bytes]], Awaitable[Files]]
 
 
 @dataclass(frozen=True)
+class PhaseReport:
+    """A run of OSWorld's code against the desktop, whatever came of it: evidence, kept for people."""
+
+    phase: Literal["setup", "postconfig", "evaluation"]
+    ok: bool
+    guest_failed: bool
+    detail: str
+    exchanges: dict[str, Any]
+    """`by_port` counts per outcome, `failures` as objects, newest last."""
+    log: bytes
+    started_at: datetime
+    duration_s: float
+    screenshot: bytes | None = None
+    """The screen after it, where one was taken."""
+
+
+@dataclass(frozen=True)
 class Job:
     """The task on the desktop."""
 
@@ -37,6 +55,8 @@ class Job:
     """True when no other try of the phase can have begun before."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files that earlier phases left in OSWorld's cache."""
+    reports: list[PhaseReport] = field(default_factory=list)
+    """Filled by the driver: one for each run of OSWorld's code."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -11,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from models.episode import DesktopRef
 from models.outcome import Infra, TerminalAction
 from rollbook.desktop.client import GuestClient
-from rollbook.desktop.driver import Files, Job, Keep, Note, Scored
+from rollbook.desktop.driver import Files, Job, Keep, Note, PhaseReport, Scored
 from rollbook.desktop.inside import guest_program
 from rollbook.desktop.journal import ActionResult, perform
 from rollbook.desktop.observe import RawObservation, observe
@@ -36,6 +37,11 @@ from rollbook.redaction import redact_head
 LOG_LIMIT_BYTES = 4 * 2**20
 
 _FILES = TypeAdapter(Files)
+_PHASES: dict[str, Literal["setup", "postconfig", "evaluation"]] = {
+    "prepare": "setup",
+    "postconfig": "postconfig",
+    "evaluate": "evaluation",
+}
 
 GetEndpoint = Callable[[int], Awaitable[Endpoint]]
 
@@ -63,7 +69,7 @@ class HttpDriver:
             return left
         if claim.state != "claimed":
             raise SetupInterrupted("setup began on this desktop before and its end is unknown")
-        result = await self._run("prepare", job, endpoints, None, note)
+        result, _ = await self._run("prepare", job, endpoints, None, note)
         if self._lost(result) or result.guest_failed:
             # A step whose reply was lost may or may not have happened: the state of this desktop is unknown.
             raise SandboxLost(f"the desktop failed during setup: {_words(result)}")
@@ -103,7 +109,7 @@ class HttpDriver:
             if job.first_try:
                 raise DesktopBroken("postconfig is claimed on this desktop before it ever began: not by us")
             raise EvaluationInterrupted("postconfig began on this desktop before, and its end is unknown")
-        result = await self._run("postconfig", job, endpoints, None, note)
+        result, _ = await self._run("postconfig", job, endpoints, None, note)
         if self._lost(result):
             raise SandboxLost(f"the desktop died during postconfig: {_words(result)}")
         if result.error_type in BROKEN_BY_GUEST:
@@ -115,7 +121,7 @@ class HttpDriver:
     async def evaluate(self, job: Job, terminal_action: TerminalAction | None, note: Note) -> Scored:
         """See `Driver.evaluate`. A score counts only when every exchange with the guest was sound."""
         endpoints = await self._equip(job)
-        result = await self._run("evaluate", job, endpoints, terminal_action, note)
+        result, report = await self._run("evaluate", job, endpoints, terminal_action, note)
         assert self._env is not None
         reason, detail = self._trouble(result)
         return Scored(
@@ -127,11 +133,8 @@ class HttpDriver:
             evaluator_revision=self._env.revision,
             numpy=self._env.numpy,
             isolation=result.isolation,
-            exchanges={
-                "by_port": result.exchanges,
-                "failures": [redact_head(str(failure), 300) for failure in result.failures[-10:]],
-            },
-            log=await _log(result),
+            exchanges=report.exchanges,
+            log=report.log,
             duration_s=result.duration_s,
         )
 
@@ -169,9 +172,10 @@ class HttpDriver:
         endpoints: dict[int, Endpoint],
         terminal_action: TerminalAction | None,
         note: Note,
-    ) -> PhaseResult:
+    ) -> tuple[PhaseResult, PhaseReport]:
         assert self._env is not None, "setup and evaluation run on workers that have the evaluator"
-        return await run_phase(
+        started_at = datetime.now(UTC)
+        result = await run_phase(
             phase,
             task=job.task,
             endpoints=endpoints,
@@ -184,6 +188,18 @@ class HttpDriver:
             env=self._env,
             on_progress=lambda: note(phase),
         )
+        report = PhaseReport(
+            phase=_PHASES[phase],
+            ok=result.status == "ok",
+            guest_failed=result.guest_failed,
+            detail="" if result.status == "ok" else _words(result),
+            exchanges=_exchanges(result),
+            log=await _log(result),
+            started_at=started_at,
+            duration_s=result.duration_s,
+        )
+        job.reports.append(report)
+        return result, report
 
     @staticmethod
     def _lost(result: PhaseResult) -> bool:
@@ -209,6 +225,19 @@ def _left(note: str, names: list[str]) -> Files | None:
     except ValidationError:
         return None
     return files if files.keys() <= set(names) else None
+
+
+def _exchanges(result: PhaseResult) -> dict[str, Any]:
+    """The exchange record as objects that SQL can ask."""
+    failures = [
+        {
+            name: redact_head(value, 300) if isinstance(value, str) else value
+            for name, value in asdict(exchange).items()
+            if value not in ("", None)
+        }
+        for exchange in result.failures[-10:]
+    ]
+    return {"by_port": {str(port): counts for port, counts in result.exchanges.items()}, "failures": failures}
 
 
 def _words(result: PhaseResult) -> str:

@@ -43,6 +43,7 @@ from rollbook.ledger.records import (
     Evaluation,
     Examination,
     ModelCall,
+    Phase,
     StepSoFar,
     StoredEvaluation,
     StoredTurn,
@@ -293,6 +294,15 @@ class Attempts(Store):
     async def evaluation(self, conn: AsyncConnection, attempt: AttemptRef) -> StoredEvaluation | None:
         """The committed evaluation of an attempt; None before it."""
         return await _evaluation(conn, attempt)
+
+    @writes
+    async def record_phase(self, conn: AsyncConnection, attempt: AttemptRef, run_id: str, phase: Phase) -> None:
+        """Record a run of OSWorld's code; the same try again changes nothing."""
+        await fence(conn, attempt, run_id)
+        await insert_artifacts(conn, [phase.log, phase.screenshot])
+        values = phase.model_dump(exclude={"log", "screenshot"})
+        values |= {"log_sha256": _sha(phase.log), "screenshot_sha256": _sha(phase.screenshot), "row_digest": ""}
+        await conn.execute(insert(tables.phase).values(attempt.model_dump() | values).on_conflict_do_nothing())
 
     @writes
     async def commit_examination(

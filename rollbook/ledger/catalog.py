@@ -1,5 +1,6 @@
 """Tasks, task sets, policy scripts and artifacts: content-addressed, insert-only; the newest name wins."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.evidence import ArtifactRef
 from models.identity import canonical_json, digest
-from models.sanitize import find_unstorable
+from models.sanitize import find_unstorable, sanitize
 from models.task import Task, set_digest
 from rollbook.errors import InvalidInput
 from rollbook.ledger import tables
@@ -103,9 +104,32 @@ class Catalog(Store):
         return body
 
     @writes
+    async def record_image(
+        self, conn: AsyncConnection, digest: str, provider: str, name: str, manifest: str | None
+    ) -> None:
+        """Record an image of desktops and its manifest; the same image again changes nothing."""
+        row = {"digest": digest, "provider": provider, "name": name, "manifest": _json_object(manifest)}
+        await conn.execute(insert(tables.image).values(row).on_conflict_do_nothing())
+
+    @reads
+    async def image_manifest(self, conn: AsyncConnection, digest: str) -> str | None:
+        """The manifest of a recorded image, as JSON; None when it has none."""
+        manifest = await conn.scalar(select(tables.image.c.manifest).where(tables.image.c.digest == digest))
+        return None if manifest is None else json.dumps(manifest)
+
+    @writes
     async def record_artifacts(self, conn: AsyncConnection, refs: Iterable[ArtifactRef | None]) -> None:
         """Record artifacts that the artifact store holds."""
         await insert_artifacts(conn, refs)
+
+
+def _json_object(text: str | None) -> Any:
+    """The manifest of an image as JSON; None for anything but a JSON object."""
+    try:
+        value = None if text is None else json.loads(text)
+    except ValueError:
+        return None
+    return sanitize(value) if isinstance(value, dict) else None
 
 
 def _check_tasks(name: str, tasks: list[Task]) -> None:

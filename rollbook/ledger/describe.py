@@ -16,10 +16,11 @@ BEGIN, END = "<!-- tables: generated -->", "<!-- end of generated part -->"
 _POSTGRES = make_url("postgresql+psycopg://").get_dialect()()
 _SHORT = {"TIMESTAMP WITH TIME ZONE": "timestamptz", "DOUBLE PRECISION": "double"}
 _GROUPS = {
-    "Catalog": ("artifact", "task", "task_set", "task_set_member", "policy_script", "policy_script_name"),
+    "Catalog": ("artifact", "image", "task", "task_set", "task_set_member", "policy_script", "policy_script_name"),
     "Plan": ("batch", "registration", "excluded_task", "completion", "rollout", "rerun_request"),
     "Attempts": (
         "attempt",
+        "phase",
         "evaluation",
         "examination",
         "outcome",

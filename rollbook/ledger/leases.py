@@ -64,6 +64,7 @@ class Leases(Store):
                 "sandbox_id": desktop.sandbox_id,
                 "nonce": desktop.nonce,
                 "isolation": func.coalesce(lease.c.isolation, desktop.isolation),
+                "image_digest": func.coalesce(lease.c.image_digest, desktop.image_digest or None),
                 "view_url": desktop.view_url,
                 "started_at": func.coalesce(lease.c.started_at, func.now()),
                 "lease_until": _after(lease_s),

@@ -20,7 +20,7 @@ from rollbook.ledger.catalog import Catalog, members_of
 from rollbook.ledger.control import has_open_rows
 from rollbook.ledger.records import Registered
 from rollbook.ledger.sql import statements
-from rollbook.ledger.store import writes
+from rollbook.ledger.store import reads, writes
 from rollbook.ledger.task_selection import Member, Planned, compare, leave_out, select_tasks
 
 _SQL = statements("planning")
@@ -39,6 +39,11 @@ class Provenance:
 
 class Planning(Catalog):
     """Registration of batches."""
+
+    @reads
+    async def is_launched(self, conn: AsyncConnection, request: RegisterBatch) -> bool:
+        """Return whether this launch of the batch is registered already."""
+        return await _is_launched(conn, request)
 
     @writes
     async def register_batch(

@@ -262,6 +262,22 @@ StoredEvaluation = Evaluation
 """An evaluation as the ledger holds it: the one that was committed first."""
 
 
+class Phase(Wire):
+    """A run of OSWorld's code against the desktop."""
+
+    phase: Literal["setup", "postconfig", "evaluation"]
+    token: str
+    ok: StrictBool
+    guest_failed: StrictBool = False
+    detail: Annotated[Clean, Field(max_length=2000)] = ""
+    exchanges: CleanJson = {}
+    pressure: CleanJson | None = None
+    log: ArtifactRef | None = None
+    screenshot: ArtifactRef | None = None
+    started_at: datetime
+    duration_s: Seconds | None = None
+
+
 class Examination(Wire):
     """An attempt's desktop as its provider saw it from outside."""
 

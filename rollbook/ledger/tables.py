@@ -116,6 +116,18 @@ def to_outcome() -> ForeignKeyConstraint:
 # Inputs of batches: tasks, task sets, policy scripts, artifacts. All insert-only and content-addressed.
 
 
+image = Table(
+    "image",
+    metadata,
+    text("digest", "the provider's immutable identity of the image", primary_key=True),
+    text("provider", "the provider that has it"),
+    text("name", "the name under which it was first found"),
+    Column("manifest", Jsonb, comment="the programs that the image declares to have; NULL when it declares nothing"),
+    now("recorded_at", "when it was first inspected"),
+    check("image_manifest", "manifest IS NULL OR jsonb_typeof(manifest) = 'object'"),
+    comment="images of desktops that batches were registered with",
+)
+
 artifact = Table(
     "artifact",
     metadata,
@@ -457,8 +469,33 @@ evaluation = Table(
     check("evaluation_reason_iff_not_completed", "completed = (reason IS NULL)"),
     check("evaluation_reason", one_of("reason", Infra)),
     check("evaluation_guest_failed", "NOT (completed AND guest_failed)"),
+    check("evaluation_origin", "NOT completed OR evaluator_revision IS NOT NULL"),
     check("evaluation_duration", "duration_s IS NULL OR (duration_s >= 0 AND duration_s < 'Infinity')"),
     comment="the evaluator's answer for one attempt",
+)
+
+phase = Table(
+    "phase",
+    metadata,
+    text("rollout_key", "the rollout", primary_key=True),
+    integer("attempt_index", "the attempt", primary_key=True, autoincrement=False),
+    text("phase", "setup, postconfig or evaluation", primary_key=True),
+    text("token", "the try of the phase", primary_key=True),
+    Column("ok", Boolean, nullable=False, comment="OSWorld's code came to its end"),
+    Column("guest_failed", Boolean, nullable=False, comment="an exchange with the guest failed"),
+    text("detail", "error text, for people", server_default=""),
+    Column("exchanges", Jsonb, nullable=False, comment="exchanges with the guest by port, and the failed ones"),
+    Column("pressure", Jsonb, comment="pressure on the host at the end of the phase; NULL where it cannot be read"),
+    Column("log_sha256", ForeignKey("artifact.sha256"), comment="the log of OSWorld's code"),
+    Column("screenshot_sha256", ForeignKey("artifact.sha256"), comment="the screen after postconfig"),
+    Column("started_at", Time, nullable=False, comment="when it began"),
+    double("duration_s", "seconds that it took"),
+    now("recorded_at", "when it was committed"),
+    row_digest(),
+    to_attempt(),
+    check("phase_phase", one_of("phase", ("setup", "postconfig", "evaluation"))),
+    check("phase_duration", "duration_s IS NULL OR (duration_s >= 0 AND duration_s < 'Infinity')"),
+    comment="runs of OSWorld's code against a desktop, failed ones too",
 )
 
 examination = Table(
@@ -624,6 +661,7 @@ sandbox = Table(
     Column("lease_until", Time, nullable=False, comment="without renewal it may be reaped after this"),
     Column("stopped_at", Time, comment="when it was stopped"),
     text("stop_reason", "why it was stopped", null=True),
+    text("image_digest", "digest of the image that it was made from", null=True),
     to_attempt(),
     UniqueConstraint("rollout_key", "attempt_index"),
     check("sandbox_state", one_of("state", ("intended", "running", "stopped"))),
@@ -776,6 +814,7 @@ Index(
 
 INSERT_ONLY = (
     artifact,
+    image,
     task,
     task_set,
     task_set_member,
@@ -788,6 +827,7 @@ INSERT_ONLY = (
     rerun_request,
     attempt,
     evaluation,
+    phase,
     examination,
     outcome,
     admission,

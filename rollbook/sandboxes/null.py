@@ -17,6 +17,7 @@ from rollbook.errors import InvalidInput, SandboxLost, SetupFailed
 from rollbook.guest.http import Endpoint, OnProgress
 from rollbook.osworld.environment import EvaluatorEnv
 from rollbook.sandboxes.provider import (
+    ImageInfo,
     IsOwner,
     ProviderKind,
     SandboxHandle,
@@ -125,9 +126,9 @@ class NullProvider(SandboxProvider):
         require_deployment(labels)
         return []
 
-    async def find_image(self, image: str) -> str | None:
+    async def inspect_image(self, image: str) -> ImageInfo:
         """Accept every image: none is used."""
-        return None
+        return ImageInfo(image)
 
     async def driver(self, request: DesktopRequest, evaluator: EvaluatorEnv | None) -> Driver:
         """Return a driver that pretends."""

@@ -72,7 +72,7 @@ class SandboxSpec(BaseModel):
     attempt: int = Field(ge=1)
     batch: str = ""
     image: str = Field(min_length=1)
-    """A Docker image, or the provider's name of a template."""
+    """A Docker image or the provider's name of a template; its digest where one was registered."""
     image_field: str = "desktop.image"
     """The origin of the image's name, for the message when there is no such image."""
     screen: tuple[int, int] = (1920, 1080)
@@ -123,6 +123,18 @@ class SandboxSpec(BaseModel):
             LABEL_BATCH: self.batch,
             LABEL_EXPIRES: expires_at.isoformat(timespec="seconds"),
         }
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """An image as its provider knows it."""
+
+    name: str
+    """The name that was asked for."""
+    digest: str | None = None
+    """Its immutable identity; None where the provider has none."""
+    manifest: str | None = None
+    """JSON in which the image says what it holds (docs/reference/desktop-image.md); None without one."""
 
 
 class SandboxHandle(BaseModel):
@@ -233,12 +245,8 @@ class SandboxProvider(ABC):
         """Return the sandboxes with all of `labels`, which must name the deployment. Never a partial list."""
 
     @abstractmethod
-    async def find_image(self, image: str) -> str | None:
-        """Return None when sandboxes can be created from `image`, fetched first if need be; else the reason."""
-
-    async def image_manifest(self, image: str) -> str | None:
-        """Return the JSON in which the image says what it holds (docs/reference/desktop-image.md); None without one."""
-        return None
+    async def inspect_image(self, image: str) -> ImageInfo:
+        """Return the facts about an image, fetched first if need be; raises InvalidInput when there is none."""
 
     async def driver(self, request: DesktopRequest, evaluator: EvaluatorEnv | None) -> Driver:
         """Return the driver of an attempt's desktop. Raises SandboxLost for a dead sandbox."""

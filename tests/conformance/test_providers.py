@@ -219,7 +219,10 @@ async def test_the_desktop_of_a_lease_is_removed(bench: Bench, known: bool) -> N
 
 
 async def test_images_tidying_and_repeated_ends(bench: Bench) -> None:
-    assert await bench.provider.find_image(bench.image) is None
+    image = await bench.provider.inspect_image(bench.image)
+    assert image.name == bench.image
+    if image.digest is not None:
+        assert (await bench.provider.inspect_image(image.digest)).digest == image.digest
     await bench.provider.tidy()
     assert await bench.provider.tidy() == 0
     if bench.real:

@@ -18,8 +18,9 @@ from rollbook.desktop.observe import RawObservation, observe
 from rollbook.errors import InvalidInput, SandboxLost
 from rollbook.guest.http import GUEST_PORT, Endpoint, OnProgress, wait_ready
 from rollbook.osworld.environment import EvaluatorEnv
-from rollbook.sandboxes.null import NullDriver
+from rollbook.sandboxes.null import REVISION, NullDriver
 from rollbook.sandboxes.provider import (
+    ImageInfo,
     IsOwner,
     ProviderKind,
     SandboxHandle,
@@ -101,8 +102,8 @@ class MemoryProvider(SandboxProvider):
         require_deployment(labels)
         return [info for _, info in self.guests.values() if labels.items() <= info.labels.items()]
 
-    async def find_image(self, image: str) -> str | None:
-        return None
+    async def inspect_image(self, image: str) -> ImageInfo:
+        return ImageInfo(image)
 
     async def driver(self, request: DesktopRequest, evaluator: EvaluatorEnv | None) -> Driver:
         guest = await self.endpoint(request.desktop.sandbox_id, GUEST_PORT)
@@ -130,4 +131,4 @@ def _picture(screen: tuple[int, int]) -> bytes:
     return file.getvalue()
 
 
-KIND = ProviderKind(name="memory", open=lambda settings, timeout_s: MemoryProvider(), simulated_revision="memory")
+KIND = ProviderKind(name="memory", open=lambda settings, timeout_s: MemoryProvider(), simulated_revision=REVISION)

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import io
 import uuid
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -19,8 +20,9 @@ from temporalio.worker import Worker
 from activities.sandbox import SandboxActivities
 from models.episode import AttemptRef
 from rollbook.sandboxes.docker.provider import DockerProvider
+from rollbook.sandboxes.provider import ImageInfo
 from rollbook.worker.services import Services
-from tests.support.system import System, running_system, small_tasks, system_settings
+from tests.support.system import NO_PAUSES, System, running_system, small_tasks, system_settings
 from worker_main import make_worker, queues
 
 NO_IMAGE = "127.0.0.1:9/rollbook/typo:1"
@@ -30,8 +32,8 @@ NO_IMAGE = "127.0.0.1:9/rollbook/typo:1"
 class Hasty(DockerProvider):
     """Finds every image at registration, as if it were removed afterwards; does not wait a minute for its return."""
 
-    async def find_image(self, image: str) -> str | None:
-        return None
+    async def inspect_image(self, image: str) -> ImageInfo:
+        return ImageInfo(image)
 
 
 @pytest.fixture
@@ -83,6 +85,43 @@ async def test_an_image_that_is_removed_later_ends_the_attempts_with_its_name(sy
     assert [reason for reason, _ in rows] == ["sandbox_start_failed"] * 2, "the budget ends it"
     assert all(f"desktop.image: '{NO_IMAGE}' is not on the Docker host" in detail for _, detail in rows)
     await provider.close()
+
+
+async def test_a_tag_that_moves_changes_nothing_of_a_batch(
+    system: System, docker_client: docker.DockerClient, desktop_image: str
+) -> None:
+    """Desktops are started by the digest of registration, and a relaunch under the moved tag is refused."""
+    name = f"rollbook-test/moved:{uuid.uuid4().hex[:8]}"
+    docker_client.images.get(desktop_image).tag(name)
+    digest = str(docker_client.images.get(name).id)
+    spec = _spec(image=name) | {"concurrency": 1, "samples": 2, "settle": NO_PAUSES}
+    ((queue, work),) = queues("all", system.services, system.client).items()
+    query = text("SELECT image_digest FROM sandbox WHERE image_digest IS NOT NULL")
+    async with make_worker(system.client, queue, work, system.settings), asyncio.timeout(300):
+        handle = await system.start_batch(spec, "moved")
+        async with system.ledger.engine.connect() as connection:
+            while not (await connection.execute(query)).all():
+                await asyncio.sleep(0.1)
+                await connection.rollback()
+        other, _ = docker_client.images.build(
+            fileobj=io.BytesIO(f"FROM {digest}\nLABEL another=image\n".encode()), tag=name, rm=True
+        )
+        assert other.id != digest
+        result = await handle.result()
+        with pytest.raises(WorkflowFailureError) as refused:
+            await system.run_batch(spec, "moved")
+    docker_client.images.remove(name, force=True)
+    assert (result.counts.admitted, result.counts.masked) == (2, 0)
+    assert "resolved.desktop_digest: " in str(refused.value.cause)
+    async with system.ledger.engine.connect() as connection:
+        assert [row.image_digest for row in await connection.execute(query)] == [digest, digest]
+        found = await connection.execute(
+            text("SELECT name, manifest FROM image WHERE digest = :digest"), {"digest": digest}
+        )
+        ((recorded, manifest),) = found.all()
+    assert recorded == name
+    assert "gedit" in manifest["programs"]
+    assert (await system.audit("moved")).ok
 
 
 @workflow.defn(sandboxed=False)

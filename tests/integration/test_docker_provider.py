@@ -206,15 +206,18 @@ async def test_a_missing_image_fails_the_start_after_a_while_and_names_the_field
 async def test_an_image_is_found_or_it_is_said_why_not(
     provider: DockerProvider, desktop_image: str, docker_client: docker.DockerClient
 ) -> None:
-    assert await provider.find_image(desktop_image) is None
-    assert await provider.find_image(str(docker_client.images.get(desktop_image).id)) is None
+    digest = str(docker_client.images.get(desktop_image).id)
+    image = await provider.inspect_image(desktop_image)
+    assert image.digest == digest
+    assert (await provider.inspect_image(digest)).digest == digest
     for typo in ("127.0.0.1:9/rollbook/none:1", "no such image", "rollbook/none@sha256:00"):
-        assert await provider.find_image(typo), typo
+        with pytest.raises(InvalidInput, match="is not on the Docker host and could not be pulled"):
+            await provider.inspect_image(typo)
 
 
 async def test_the_desktop_image_says_what_it_holds(provider: DockerProvider, desktop_image: str) -> None:
     """The tasks of examples/batches/osworld-os-offline.json run on it, and none that needs Chrome."""
-    manifest = read_manifest(await provider.image_manifest(desktop_image))
+    manifest = read_manifest((await provider.inspect_image(desktop_image)).manifest)
     assert manifest is not None
     assert all(manifest.has(need) for need in ("gedit", "terminal", "file_manager", "socat", "python:pyautogui"))
     assert not any(manifest.has(need) for need in ("chrome", "gimp", "libreoffice_calc", "vlc", "python:json"))
@@ -222,7 +225,6 @@ async def test_the_desktop_image_says_what_it_holds(provider: DockerProvider, de
     offline = json.loads((PROJECT_ROOT / "examples" / "batches" / "osworld-os-offline.json").read_text())
     for task_id in offline["tasks"]["ids"] if root.is_dir() else ():
         assert missing_needs(json.loads((root / f"{task_id}.json").read_text()), manifest) == [], task_id
-    assert await provider.image_manifest("rollbook/none:1") is None
 
 
 async def test_a_desktop_takes_its_network_along(
@@ -337,7 +339,7 @@ async def test_an_engine_that_is_away(spec: MakeSpec, deployment_id: str) -> Non
         lambda: away.endpoint("0" * 64, GUEST_PORT),
         lambda: away.stop("0" * 64),
         lambda: away.stop_key(spec().key),
-        lambda: away.find_image("rollbook/none:1"),
+        lambda: away.inspect_image("rollbook/none:1"),
         lambda: away.tidy(),
         lambda: away.remove_networks(),
     ]

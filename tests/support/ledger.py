@@ -1,5 +1,6 @@
 """Batches and episodes for ledger tests: real transactions against a real Postgres, no workflow around them."""
 
+import hashlib
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -60,6 +61,16 @@ def facts(**changes: Any) -> OutcomeFacts:
     return OutcomeFacts(**(base | changes))
 
 
+LOG = b"the evaluator's log"
+ORIGIN: dict[str, Any] = {
+    "evaluator_revision": "1.0.2",
+    "numpy_version": "1.26.4",
+    "exchanges": {"by_port": {}, "failures": []},
+    "log": ArtifactRef(sha256=hashlib.sha256(LOG).hexdigest(), size_bytes=len(LOG), media_type="text/plain"),
+}
+"""Columns that every completed evaluation has."""
+
+
 @dataclass
 class Kit:
     """A ledger with a task set, and shorthands for what an episode does to it."""
@@ -98,7 +109,7 @@ class Kit:
             reason=None if score is not None else Infra.EVALUATOR_ERROR,
             guest_failed=score is None,
             task_digest=context.task_digest,
-            evaluator_revision="1.0.2",
+            **ORIGIN,
         )
         await self.ledger.commit_evaluation(ref(key, attempt_index), run_id, evaluation)
 

@@ -223,6 +223,7 @@ def test_everything_else_does_and_the_difference_says_where(change: dict[str, An
 
 MEANT: list[tuple[str, Any]] = [
     ("desktop_image", "sha256:2"),
+    ("desktop_digest", "sha256:3"),
     ("evaluator_revision", "desktop_env 1.0.3"),
     ("null_desktop", True),
 ]

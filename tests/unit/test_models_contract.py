@@ -76,12 +76,12 @@ def test_the_agent_is_another(policy: dict[str, Any], changes: dict[str, Any]) -
 
 
 def test_the_digest_is_frozen() -> None:
-    assert contract().digest == "dc5c35f655ea92a87dd74a4877f53e8bc2cb02695be8843378cb1b735a1af3c8"
+    assert contract().digest == "9a7c6cfcadfbb103ad7423a81f4e68c4a661f9d31770633f223133960054a9d2"
     raw = {"task_set": "demo", "policy": {"kind": "scripted", "script": "s"}, "desktop": {"provider": "null"}}
     scripted = read_spec(raw)
     assert (
         contract_of(scripted, Resolved(script_digest="a" * 64, null_desktop=True)).digest
-        == "a60b1e645e00e23c0eddacc97780beb0319e0f0c046d43e521a8833cbd803e64"
+        == "c02c0ba2bb617084a11d4906be6d3ec98baeae55b1c027cde0c3fb4f21363922"
     )
 
 

@@ -111,7 +111,12 @@ def test_domains_are_reported_in_osworlds_order_then_by_name() -> None:
 
 
 def test_a_filter_selects_everything_unless_told_otherwise() -> None:
-    assert TaskFilter().model_dump() == {"domains": [], "ids": [], "exclude_ids": []}
+    assert TaskFilter().model_dump() == {
+        "domains": [],
+        "ids": [],
+        "exclude_ids": [],
+        "on_unrunnable": "refuse",
+    }
 
 
 @pytest.fixture(scope="module")

@@ -8,22 +8,21 @@ import pytest
 
 from activities.ledger import LedgerActivities
 from models.contract import Resolved
-from models.spec import read_spec
 from models.task import Task, read_task
 from rollbook.worker.services import Services
 
 SLIM = json.dumps({"schema_version": 1, "programs": ["gedit", "sh"], "modules": []})
-RESOLVED = Resolved(desktop_image="slim:1", evaluator_revision="r")
+RESOLVED = Resolved(desktop_image="slim:1", desktop_digest="sha256:1", evaluator_revision="r")
 
 
-class Provider:
-    """A provider of one image."""
+class Images:
+    """The ledger's record of one image."""
 
     def __init__(self, manifest: str | None) -> None:
         self._manifest = manifest
 
-    async def image_manifest(self, image: str) -> str | None:
-        assert image == "slim:1"
+    async def image_manifest(self, digest: str) -> str | None:
+        assert digest == "sha256:1"
         return self._manifest
 
 
@@ -35,15 +34,9 @@ def task(task_id: str, *related: str, **changes: Any) -> Task:
 TASKS = [task("plain", "gedit"), task("web", "chrome"), task("new", unscorable="no metric 'x'")]
 
 
-async def unrunnable(
-    manifest: str | None, resolved: Resolved = RESOLVED, queues: tuple[str, str] = ("q", "q")
-) -> tuple[dict[str, str], str]:
-    services = SimpleNamespace(
-        providers={"docker": Provider(manifest)},
-        settings=SimpleNamespace(task_queue_orchestrate=queues[0], task_queue_desktop=queues[1]),
-    )
-    spec = read_spec({"task_set": "t", "policy": {"kind": "noop"}})
-    return await LedgerActivities(cast("Services", services))._unrunnable(spec, resolved, TASKS)
+async def unrunnable(manifest: str | None, resolved: Resolved = RESOLVED) -> tuple[dict[str, str], str]:
+    services = SimpleNamespace(ledger=Images(manifest))
+    return await LedgerActivities(cast("Services", services))._unrunnable(resolved, TASKS)
 
 
 async def test_a_task_without_its_application_cannot_run() -> None:
@@ -57,12 +50,6 @@ async def test_an_image_without_a_manifest_is_accepted_with_a_notice(manifest: s
     reasons, notice = await unrunnable(manifest)
     assert reasons.keys() == {"new"}
     assert "slim:1 has no manifest" in notice
-
-
-async def test_an_image_of_another_host_is_not_looked_at() -> None:
-    reasons, notice = await unrunnable(SLIM, queues=("q", "q/desktop"))
-    assert set(reasons) == {"new"}
-    assert "was not looked at" in notice
 
 
 async def test_a_rehearsal_plans_everything() -> None:

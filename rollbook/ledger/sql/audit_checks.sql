@@ -257,6 +257,20 @@ WHERE batch_id = :batch_id AND (closed_by, runtime_admission_policy_id) <> ('imp
         OR runtime_admission_reason <>
             CASE WHEN rule.eligible THEN 'valid_evaluated_outcome' ELSE rule.termination END);
 
+-- name: origin
+SELECT rollout_key AS subject, 'attempt ' || outcome.attempt_index || ' ran on image '
+    || coalesce(image_digest, 'unknown') || ', evaluator ' || coalesce(evaluator_revision, 'unknown')
+    || '; the contract has ' || coalesce(wanted_image, 'any') || ', ' || coalesce(wanted_revision, 'any') AS detail
+FROM (SELECT contract -> 'resolved' ->> 'desktop_digest' AS wanted_image,
+             contract -> 'resolved' ->> 'evaluator_revision' AS wanted_revision
+      FROM batch WHERE batch_id = :batch_id) AS wanted
+CROSS JOIN rollout JOIN outcome USING (rollout_key)
+LEFT JOIN sandbox USING (rollout_key, attempt_index)
+LEFT JOIN evaluation USING (rollout_key, attempt_index)
+WHERE rollout.batch_id = :batch_id AND runtime_eligible AND closed_by <> 'import'
+    AND (image_digest IS DISTINCT FROM wanted_image AND wanted_image IS NOT NULL
+         OR evaluator_revision IS DISTINCT FROM wanted_revision AND wanted_revision IS NOT NULL);
+
 -- name: score
 SELECT outcome.rollout_key AS subject, 'attempt ' || outcome.attempt_index || ': score '
     || coalesce(outcome.score::text, 'none') || ', the evaluation says ' || coalesce(evaluation.score::text, 'none')
@@ -420,6 +434,9 @@ FROM rollout JOIN outcome AS r USING (rollout_key) WHERE batch_id = :batch_id AN
 UNION ALL
 SELECT 'evaluation ' || r.rollout_key || ' ' || r.attempt_index, 'the row was changed after it was written'
 FROM rollout JOIN evaluation AS r USING (rollout_key) WHERE batch_id = :batch_id AND r.row_digest <> seal(r)
+UNION ALL
+SELECT 'phase ' || r.rollout_key || ' ' || r.attempt_index || ' ' || phase, 'the row was changed after it was written'
+FROM rollout JOIN phase AS r USING (rollout_key) WHERE batch_id = :batch_id AND r.row_digest <> seal(r)
 UNION ALL
 SELECT 'examination ' || r.rollout_key || ' ' || r.attempt_index, 'the row was changed after it was written'
 FROM rollout JOIN examination AS r USING (rollout_key) WHERE batch_id = :batch_id AND r.row_digest <> seal(r)

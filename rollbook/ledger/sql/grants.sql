@@ -31,13 +31,13 @@ BEGIN
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO rollbook_worker', current_schema());
         GRANT INSERT ON artifact, task, task_set, task_set_member, policy_script, policy_script_name, batch,
             registration, excluded_task, completion, rollout, rerun_request, attempt, evaluation, examination, outcome, admission, turn,
-            model_call, sandbox, sighting, temporal_server
+            model_call, sandbox, sighting, image, phase, temporal_server
             TO rollbook_worker;
         GRANT UPDATE (paused, frozen, stopping, cancelling, control_reason, concurrency, max_attempts, launch_id,
             closed_at) ON batch TO rollbook_worker;
         GRANT UPDATE (state, queued_at, current_attempt, selected_attempt) ON rollout TO rollbook_worker;
         REVOKE UPDATE (decisions) ON rollout FROM rollbook_worker;  -- counted by a trigger; granted in older versions
-        GRANT UPDATE (sandbox_id, state, nonce, isolation, view_url, started_at, lease_until, stopped_at, stop_reason)
+        GRANT UPDATE (sandbox_id, state, nonce, isolation, image_digest, view_url, started_at, lease_until, stopped_at, stop_reason)
             ON sandbox TO rollbook_worker;
         GRANT UPDATE (seen, first_at, last_at) ON sighting TO rollbook_worker;
     END IF;

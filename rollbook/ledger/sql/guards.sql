@@ -216,9 +216,24 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION guard_evaluation() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    batch_ record;
 BEGIN
     IF NEW.task_digest IS DISTINCT FROM (SELECT task_digest FROM rollout WHERE rollout_key = NEW.rollout_key) THEN
         RAISE EXCEPTION 'rollout %: another version of the task was evaluated', NEW.rollout_key USING ERRCODE = 'RB001';
+    END IF;
+    SELECT contract -> 'resolved' ->> 'evaluator_revision' AS revision,
+        coalesce((contract -> 'resolved' ->> 'null_desktop')::boolean, false) AS simulated INTO batch_
+    FROM batch JOIN rollout USING (batch_id) WHERE rollout_key = NEW.rollout_key;
+    -- NULL in the contracts of batches from before revisions were resolved where the evaluator is
+    IF NEW.completed AND NEW.evaluator_revision <> batch_.revision THEN
+        RAISE EXCEPTION 'rollout %: evaluator revision % is not the contract''s, %', NEW.rollout_key,
+            NEW.evaluator_revision, batch_.revision USING ERRCODE = 'RB001';
+    END IF;
+    IF NEW.completed AND NOT batch_.simulated
+        AND num_nulls(NEW.numpy_version, NEW.log_sha256, NEW.exchanges) > 0 THEN
+        RAISE EXCEPTION 'rollout %: a score comes with its numpy version, log and exchange record', NEW.rollout_key
+            USING ERRCODE = 'RB001';
     END IF;
     RETURN NEW;
 END $$;
@@ -238,7 +253,8 @@ BEGIN
             USING ERRCODE = 'RB001';
     END IF;
     SELECT contract -> 'policy' ->> 'kind' AS kind, contract ->> 'reward_mode' AS reward_mode,
-        contract ->> 'on_desktop_broken' AS on_desktop_broken INTO batch_
+        contract ->> 'on_desktop_broken' AS on_desktop_broken,
+        contract -> 'resolved' ->> 'desktop_digest' AS desktop_digest INTO batch_
     FROM batch WHERE batch_id = row_.batch_id;
     IF (NEW.closed_by = 'import') <> coalesce(batch_.kind = 'imported', false) THEN
         RAISE EXCEPTION 'rollout %: ends are imported exactly into batches that ran elsewhere', NEW.rollout_key
@@ -257,6 +273,12 @@ BEGIN
     THEN
         RAISE EXCEPTION 'rollout %: the guest server of attempt % was not the image''s', NEW.rollout_key,
             NEW.attempt_index USING ERRCODE = 'RB001';
+    END IF;
+    IF NEW.runtime_eligible AND batch_.desktop_digest IS NOT NULL AND batch_.desktop_digest IS DISTINCT FROM (
+        SELECT image_digest FROM sandbox WHERE rollout_key = NEW.rollout_key AND attempt_index = NEW.attempt_index)
+    THEN
+        RAISE EXCEPTION 'rollout %: attempt % did not run on the contract''s image', NEW.rollout_key, NEW.attempt_index
+            USING ERRCODE = 'RB001';
     END IF;
     IF NEW.closed_by <> 'import' AND NEW.infrastructure_failure_reason IS DISTINCT FROM 'desktop_broken'
         AND NEW.score IS DISTINCT FROM (
@@ -442,6 +464,7 @@ BEGIN
         (OLD.sandbox_key, OLD.deployment_id, OLD.provider, OLD.rollout_key, OLD.attempt_index, OLD.created_at)
         OR NEW.sandbox_id IS DISTINCT FROM coalesce(OLD.sandbox_id, NEW.sandbox_id)
         OR NEW.nonce IS DISTINCT FROM coalesce(OLD.nonce, NEW.nonce)
+        OR NEW.image_digest IS DISTINCT FROM coalesce(OLD.image_digest, NEW.image_digest)
         OR NEW.isolation IS DISTINCT FROM coalesce(OLD.isolation, NEW.isolation)
         OR NEW.started_at IS DISTINCT FROM coalesce(OLD.started_at, NEW.started_at) THEN
         RAISE EXCEPTION 'sandbox %: a lease never becomes that of another desktop', OLD.sandbox_key
@@ -521,6 +544,7 @@ CREATE OR REPLACE TRIGGER turn_guard BEFORE INSERT ON turn FOR EACH ROW EXECUTE 
 CREATE OR REPLACE TRIGGER turn_guard_step BEFORE INSERT ON turn FOR EACH ROW EXECUTE FUNCTION guard_turn();
 CREATE OR REPLACE TRIGGER model_call_guard BEFORE INSERT ON model_call FOR EACH ROW EXECUTE FUNCTION guard_evidence();
 CREATE OR REPLACE TRIGGER evaluation_guard BEFORE INSERT ON evaluation FOR EACH ROW EXECUTE FUNCTION guard_evidence();
+CREATE OR REPLACE TRIGGER phase_guard BEFORE INSERT ON phase FOR EACH ROW EXECUTE FUNCTION guard_evidence();
 CREATE OR REPLACE TRIGGER examination_guard BEFORE INSERT ON examination
     FOR EACH ROW EXECUTE FUNCTION guard_evidence();
 CREATE OR REPLACE TRIGGER evaluation_guard_task BEFORE INSERT ON evaluation
@@ -536,21 +560,21 @@ DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['batch', 'excluded_task', 'completion', 'rollout', 'rerun_request', 'attempt', 'evaluation', 'examination', 'outcome',
+    FOREACH name IN ARRAY ARRAY['batch', 'excluded_task', 'completion', 'rollout', 'rerun_request', 'attempt', 'evaluation', 'phase', 'examination', 'outcome',
         'admission', 'turn', 'model_call', 'sandbox']
     LOOP
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT OR UPDATE ON %I
             EXECUTE FUNCTION guard_isolation()', name || '_isolation', name);
     END LOOP;
-    FOREACH name IN ARRAY ARRAY['artifact', 'task', 'task_set', 'task_set_member', 'policy_script',
-        'policy_script_name', 'temporal_server', 'registration', 'excluded_task', 'completion', 'rerun_request', 'attempt', 'evaluation', 'examination', 'outcome',
+    FOREACH name IN ARRAY ARRAY['artifact', 'image', 'task', 'task_set', 'task_set_member', 'policy_script',
+        'policy_script_name', 'temporal_server', 'registration', 'excluded_task', 'completion', 'rerun_request', 'attempt', 'evaluation', 'phase', 'examination', 'outcome',
         'admission', 'turn', 'model_call']
     LOOP
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE UPDATE OR DELETE OR TRUNCATE ON %I
             EXECUTE FUNCTION refuse_change()', name || '_insert_only', name);
     END LOOP;
     -- the seal comes last: triggers of one kind fire in the order of their names
-    FOREACH name IN ARRAY ARRAY['artifact', 'registration', 'excluded_task', 'completion', 'rerun_request', 'attempt', 'evaluation', 'examination',
+    FOREACH name IN ARRAY ARRAY['artifact', 'registration', 'excluded_task', 'completion', 'rerun_request', 'attempt', 'evaluation', 'phase', 'examination',
         'outcome', 'admission', 'turn', 'model_call']
     LOOP
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT ON %I

@@ -45,6 +45,13 @@ RETURN encode(sha256(convert_to(ROW(
     r.log_sha256, encode(float8send(r.duration_s), 'hex'), extract(epoch FROM r.recorded_at)
 )::text, 'UTF8')), 'hex');
 
+CREATE OR REPLACE FUNCTION seal(r phase) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
+RETURN encode(sha256(convert_to(ROW(
+    r.rollout_key, r.attempt_index, r.phase, r.token, r.ok, r.guest_failed, r.detail, r.exchanges, r.pressure,
+    r.log_sha256, r.screenshot_sha256, extract(epoch FROM r.started_at), encode(float8send(r.duration_s), 'hex'),
+    extract(epoch FROM r.recorded_at)
+)::text, 'UTF8')), 'hex');
+
 CREATE OR REPLACE FUNCTION seal(r examination) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
 RETURN encode(sha256(convert_to(ROW(
     r.rollout_key, r.attempt_index, r.cause, r.cause_detail, r.tampered, r.detail, r.evidence,

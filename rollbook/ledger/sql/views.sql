@@ -352,7 +352,7 @@ COMMENT ON VIEW episode_timeline IS 'everything that happened to a rollout; filt
 
 CREATE VIEW live_sandboxes AS
 SELECT sandbox_key, deployment_id, provider, sandbox_id, batch_id, sandbox.rollout_key, sandbox.attempt_index,
-       sandbox.state, sandbox.isolation, view_url, created_at, started_at, lease_until,
+       sandbox.state, sandbox.isolation, image_digest, view_url, created_at, started_at, lease_until,
        lease_until < now() AS lease_expired, outcome.rollout_key IS NULL AS attempt_open
 FROM sandbox JOIN rollout USING (rollout_key)
 LEFT JOIN outcome ON outcome.rollout_key = sandbox.rollout_key AND outcome.attempt_index = sandbox.attempt_index
@@ -420,5 +420,16 @@ FROM (
     SELECT batch_id, plan_order, 8, after_attempt, '', request,
            concat_ws(' ', 'rerun_request', row_digest, after_attempt, rollout_key)
     FROM rollout JOIN rerun_request USING (rollout_key)
+    UNION ALL
+    SELECT batch_id, plan_order, 9, attempt_index, phase || ' ' || token, 0,
+           concat_ws(' ', 'phase', row_digest, attempt_index, phase, rollout_key)
+    FROM rollout JOIN phase USING (rollout_key)
 ) AS record;
 COMMENT ON VIEW batch_record IS 'the lines whose SHA-256 is the digest of a batch; filter by batch_id, order by position';
+
+CREATE VIEW phases AS
+SELECT batch_id, domain, rollout_key, attempt_index, phase, ok, guest_failed, detail, exchanges, pressure, log_sha256,
+       screenshot_sha256, started_at, duration_s
+FROM phase JOIN rollout USING (rollout_key)
+ORDER BY rollout_key, attempt_index, started_at;
+COMMENT ON VIEW phases IS 'runs of OSWorld''s setup, postconfig and evaluation against a desktop, failed ones too';

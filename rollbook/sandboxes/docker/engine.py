@@ -141,26 +141,14 @@ class Engine:
                 raise NetworkGone(explain(error)) from error
             raise ContainerGone(explain(error)) from error
 
-    async def has_image(self, image: str) -> bool:
-        """Return whether the engine has an image of this name or id."""
+    async def image(self, image: str) -> dict[str, Any] | None:
+        """Everything about an image by its name or id; None when the engine has none."""
         try:
-            await self.run(lambda client: client.images.get(image))
+            return dict(await self.run(lambda client: client.images.get(image).attrs))
         except APIError as error:
             if error.status_code in (400, 404):  # 400: no image can have such a name
-                return False
-            raise
-        return True
-
-    async def image_label(self, image: str, label: str) -> str | None:
-        """Return a label of an image; None without the label or the image."""
-        try:
-            found = await self.run(lambda client: client.images.get(image))
-        except APIError as error:
-            if error.status_code in (400, 404):
                 return None
             raise
-        value = found.labels.get(label)
-        return None if value is None else str(value)
 
     async def pull(self, image: str) -> str | None:
         """Pull an image; None when the engine has it then, else why not."""
@@ -169,7 +157,7 @@ class Engine:
             await self.run(lambda client: client.api.pull(name, tag=tag or "latest"))
         except APIError as error:
             return explain(error)
-        return None if await self.has_image(image) else "its registry sent no such image"
+        return "its registry sent no such image" if await self.image(image) is None else None
 
     async def unpause(self, container_id: str) -> None:
         """Let a paused container run on."""

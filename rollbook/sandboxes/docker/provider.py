@@ -56,6 +56,7 @@ from rollbook.sandboxes.provider import (
     LABEL_KEY,
     DefaultImage,
     Examination,
+    ImageInfo,
     IsOwner,
     ProviderKind,
     SandboxHandle,
@@ -321,16 +322,16 @@ class DockerProvider(SandboxProvider):
         with _no_proof("list"):
             return [info_of(row) for row in await self._engine.rows(labels)]
 
-    async def find_image(self, image: str) -> str | None:
-        """See `SandboxProvider.find_image`."""
+    async def inspect_image(self, image: str) -> ImageInfo:
+        """See `SandboxProvider.inspect_image`. The digest is the engine's image id: equal on every host that has it."""
         with _no_proof("image"):
-            problem = None if await self._engine.has_image(image) else await self._engine.pull(image)
-        return problem and f"is not on the Docker host and could not be pulled ({problem})"
-
-    async def image_manifest(self, image: str) -> str | None:
-        """See `SandboxProvider.image_manifest`: it is a label of the image."""
-        with _no_proof("image"):
-            return await self._engine.image_label(image, MANIFEST_LABEL)
+            details = await self._engine.image(image)
+            problem = None if details else await self._engine.pull(image)
+            details = details or await self._engine.image(image)
+            if details is None:
+                raise InvalidInput(f"{image!r} is not on the Docker host and could not be pulled ({problem})")
+        labels = (details.get("Config") or {}).get("Labels") or {}
+        return ImageInfo(image, str(details["Id"]), labels.get(MANIFEST_LABEL))
 
     async def tidy(self) -> int:
         """See `SandboxProvider.tidy`: networks whose desktop was never created, or was removed by another program.

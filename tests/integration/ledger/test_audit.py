@@ -18,7 +18,7 @@ from models.episode import Observation
 from rollbook.artifacts import ArtifactStore
 from rollbook.errors import InvalidInput
 from rollbook.ledger import Ledger, ModelCall, tables
-from tests.support.ledger import NAMESPACE, Kit, behind_the_guards, make_tasks, ref, rows, spec_of
+from tests.support.ledger import LOG, NAMESPACE, Kit, behind_the_guards, make_tasks, ref, rows, spec_of
 
 COSMETIC = {
     # control and times that prove nothing: they may change at any time, by every role that may work on the batch
@@ -62,7 +62,9 @@ CASES = [
 
 @pytest.fixture(scope="module")
 async def store(scratch: Path) -> ArtifactStore:
-    return ArtifactStore.open((scratch / f"artifacts-{uuid.uuid4().hex[:8]}").as_uri())
+    store = ArtifactStore.open((scratch / f"artifacts-{uuid.uuid4().hex[:8]}").as_uri())
+    await store.put(LOG, "text/plain")
+    return store
 
 
 @pytest.fixture(scope="module")

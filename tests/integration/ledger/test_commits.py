@@ -11,7 +11,7 @@ from models.episode import Observation
 from models.outcome import Infra
 from rollbook.errors import Fenced, LedgerError
 from rollbook.ledger import Evaluation, ModelCall
-from tests.support.ledger import Kit, artifact, ref, rows
+from tests.support.ledger import ORIGIN, Kit, artifact, ref, rows
 
 
 async def test_racing_decisions_agree_on_the_first(kit: Kit) -> None:
@@ -101,7 +101,7 @@ async def test_another_task_version_cannot_be_scored(kit: Kit) -> None:
     await kit.claim(key)
     with pytest.raises(LedgerError, match="another version of the task"):
         await kit.ledger.commit_evaluation(
-            ref(key, 1), "run-1", Evaluation(completed=True, score=1.0, task_digest="0" * 64)
+            ref(key, 1), "run-1", Evaluation(completed=True, score=1.0, task_digest="0" * 64, **ORIGIN)
         )
 
 

@@ -131,6 +131,7 @@ RETRIED = [
     ("model_call_failed", False),
     ("evaluator_error", True),
     ("setup_failed", False),
+    ("task_timeout", False),
 ]
 NOT_RETRIED = [
     ("timeout", False),
@@ -139,7 +140,6 @@ NOT_RETRIED = [
     ("cancelled", False),
     ("evaluator_error", False),
     ("rollout_error", False),
-    ("task_timeout", False),
     ("desktop_broken", True),
 ]
 

@@ -165,8 +165,8 @@ async def test_numbers_that_are_no_score_are_refused_even_without_triggers(
     with pytest.raises(IntegrityError, match=r"outcome_(score_range|reward_of_score)"):
         await behind_the_guards(ledger, said)
     evaluation = (
-        "INSERT INTO evaluation (rollout_key, attempt_index, completed, score, guest_failed, task_digest, row_digest) "
-        f"SELECT {WAITING}, 1, true, {score}, false, 'x', ''"
+        "INSERT INTO evaluation (rollout_key, attempt_index, completed, score, guest_failed, task_digest, "
+        f"evaluator_revision, row_digest) SELECT {WAITING}, 1, true, {score}, false, 'x', 'r', ''"
     )
     with pytest.raises(IntegrityError, match="evaluation_score_range"):
         await behind_the_guards(ledger, evaluation)

@@ -11,7 +11,7 @@ from rollbook.ledger import Ledger
 from rollbook.ledger.records import Evaluation
 from rollbook.ledger.store import transaction
 from tests.support.hostile import ending
-from tests.support.ledger import Kit, behind_the_guards, make_tasks, ref
+from tests.support.ledger import ORIGIN, Kit, behind_the_guards, make_tasks, ref
 
 RECONCILED = {
     "steps": "0",
@@ -67,7 +67,7 @@ async def test_the_database_may_have_another_default(odd: Ledger) -> None:
     await kit.claim(key)
     context = await odd.attempt_context(ref(key, 1), "run-1")
     async with transaction(odd.engine) as conn:
-        evaluation = Evaluation(completed=True, score=0.25, task_digest=context.task_digest)
+        evaluation = Evaluation(completed=True, score=0.25, task_digest=context.task_digest, **ORIGIN)
         await odd.on(conn).commit_evaluation(ref(key, 1), "run-1", evaluation)
         janitor = asyncio.create_task(odd.close_reconciled(key, 1, "gone"))
         done, _ = await asyncio.wait({janitor}, timeout=0.3)

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from rollbook.ledger import Examination, Ledger, migrate, schema, tables
+from rollbook.ledger import Examination, Ledger, Phase, migrate, schema, tables
 from rollbook.ledger.records import TemporalServer
 from tests.support.ledger import Kit, make_tasks, ref, rows
 from tests.support.servers import PostgresServer
@@ -109,6 +110,7 @@ async def test_upgrade_is_idempotent_and_reloads_changed_code(database_url: str,
         schema.drop_code(connection)
         for view in (
             "batch_record",
+            "phases",
             "episode_timeline",
             "excluded_tasks",
             "live_sandboxes",
@@ -205,6 +207,9 @@ async def test_the_previous_revision_loses_nothing_either_way(database_url: str,
     lease = {"deployment_id": "test", "provider": "null", "lease_s": 60.0}
     await kit.ledger.sandbox_intent(ref(keys[3], 1), "run-1", sandbox_key="s-1", **lease)  # type: ignore[arg-type]
     await kit.ledger.commit_examination(ref(keys[3], 1), "run-1", Examination())
+    setup = Phase(phase="setup", token="t", ok=True, started_at=datetime.now(UTC))
+    await kit.ledger.record_phase(ref(keys[3], 1), "run-1", setup)
+    await kit.ledger.record_image("sha256:1", "docker", "image@1", '{"programs": ["gedit"]}')
     await kit.ledger.count_missing(keys[3], "run-1")
     server = TemporalServer(namespace_id="n", cluster_id="c")
     await ledger.adopt_temporal_server("test", "default", server, reason="the first", adopted_by="ann")

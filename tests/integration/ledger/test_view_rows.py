@@ -133,9 +133,9 @@ async def test_live_sandboxes(worked: Worked) -> None:
     url = "http://127.0.0.1:7000/live"
     batch = "nightly-7"
     assert fixed == [
-        ("desktop-lost", "test", "docker", "id-lost", batch, lost, 1, "running", "partial", "", False, False),
-        ("desktop-intended", "test", "docker", None, batch, layer, 1, "intended", None, "", None, True, True),
-        ("desktop-live", "test", "docker", "id-live", batch, crop, 1, "running", "partial", url, False, True),
+        ("desktop-lost", "test", "docker", "id-lost", batch, lost, 1, "running", "partial", None, "", False, False),
+        ("desktop-intended", "test", "docker", None, batch, layer, 1, "intended", None, None, "", None, True, True),
+        ("desktop-live", "test", "docker", "id-live", batch, crop, 1, "running", "partial", None, url, False, True),
     ]
     for row in found:
         assert (row["started_at"] is None) == (row["state"] == "intended")

@@ -24,6 +24,7 @@ PUBLIC = {
     "batch_record",
     "episode_timeline",
     "live_sandboxes",
+    "phases",
     "model_usage",
 }
 
