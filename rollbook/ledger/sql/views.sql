@@ -120,9 +120,9 @@ WITH counted AS (
 )
 SELECT batch_id, domain, coalesce(planned, 0) AS planned, coalesce(admitted, 0) AS admitted,
        coalesce(masked, 0) AS masked, coalesce(running, 0) AS running, coalesce(waiting, 0) AS waiting,
-       coalesce(queued, 0) AS queued, coalesce(excluded, 0) AS excluded,
+       coalesce(queued, 0) AS queued,
        coalesce(admitted_reasons, '{}') AS admitted_reasons, coalesce(masked_reasons, '{}') AS masked_reasons,
-       coalesce(masked_admission_reasons, '{}') AS masked_admission_reasons
+       coalesce(masked_admission_reasons, '{}') AS masked_admission_reasons, coalesce(excluded, 0) AS excluded
 FROM counted FULL JOIN excluded USING (batch_id, domain) LEFT JOIN reasons USING (batch_id, domain)
 ORDER BY batch_id, domain_rank(domain), domain;
 COMMENT ON VIEW rollcall IS

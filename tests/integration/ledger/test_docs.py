@@ -51,14 +51,14 @@ async def test_1_is_everybody_there(ask: Ask) -> None:
     """Planned = admitted + masked + running (with queued) + waiting."""
     done, hand, doubt = {"agent_done": 1}, {"agent_done": 1, "timeout": 1}, {"action_in_doubt": 1}
     assert await ask(1) == [
-        ("nightly-7", "chrome", 2, 0, 2, 0, 0, 0, {}, hand, {"leaked": 1, "timeout": 1}),
-        ("nightly-7", "gimp", 4, 0, 0, 3, 1, 1, {}, {}, {}),
-        ("nightly-7", "os", 3, 3, 0, 0, 0, 0, {"agent_done": 3}, {}, {}),
-        ("nightly-7", "thunderbird", 2, 0, 0, 0, 2, 0, {}, {}, {}),
-        ("nightly-7", "vlc", 2, 1, 1, 0, 0, 0, done, done, doubt),
+        ("nightly-7", "chrome", 2, 0, 2, 0, 0, 0, {}, hand, {"leaked": 1, "timeout": 1}, 0),
+        ("nightly-7", "gimp", 4, 0, 0, 3, 1, 1, {}, {}, {}, 0),
+        ("nightly-7", "os", 3, 3, 0, 0, 0, 0, {"agent_done": 3}, {}, {}, 0),
+        ("nightly-7", "thunderbird", 2, 0, 0, 0, 2, 0, {}, {}, {}, 0),
+        ("nightly-7", "vlc", 2, 1, 1, 0, 0, 0, done, done, doubt, 0),
         (
             *("nightly-7", "(all)", 13, 4, 3, 3, 3, 1),
-            *({"agent_done": 4}, {"agent_done": 2, "timeout": 1}, {"leaked": 1, "timeout": 1} | doubt),
+            *({"agent_done": 4}, {"agent_done": 2, "timeout": 1}, {"leaked": 1, "timeout": 1} | doubt, 0),
         ),
     ]
 
