@@ -21,8 +21,8 @@ from rollbook.desktop.driver import Driver, Files, Job, Note, PhaseReport, Score
 from rollbook.errors import ConfigError, InfraError, SandboxLost
 from rollbook.ledger.records import AttemptContext, Evaluation, Phase
 from rollbook.redaction import redact_head
+from rollbook.sandboxes.pressure import read_pressure
 from rollbook.workclock import WorkClock
-from rollbook.worker.pressure import read_pressure
 from rollbook.worker.services import Services
 
 T = TypeVar("T")
