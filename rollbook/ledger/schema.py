@@ -44,6 +44,7 @@ OTHERS_S = 600
 """Time that it waits for another migration, holding no lock."""
 
 _MIGRATIONS = 7_461_203_351
+_REVISIONS = "alembic_version"
 _NOT_AVAILABLE, _DEADLOCK = "55P03", "40P01"
 _SQL = statements("schema")
 
@@ -62,7 +63,7 @@ def with_retries(engine: Engine, what: str, work: Callable[[Connection], T]) -> 
         try:
             with engine.begin() as connection:
                 _set_lock_timeout(connection, f"{OTHERS_S}s")
-                connection.execute(_SQL["lock_migrations"], {"key": _MIGRATIONS})
+                _lock_migrations(connection)
                 _set_lock_timeout(connection, f"{LOCK_TIMEOUT_S}s")
                 return work(connection)
         except (DBAPIError, psycopg.Error) as error:
@@ -72,6 +73,15 @@ def with_retries(engine: Engine, what: str, work: Callable[[Connection], T]) -> 
         f"{what}: tables of the ledger stayed in use during {TRIES} tries, nothing was changed. "
         f"{_open_transactions(engine)}"
     )
+
+
+def _lock_migrations(connection: Connection) -> None:
+    # Any login can hold an advisory lock, so it serves an empty database only. A table's lock of this mode needs a
+    # right that no role of the ledger has, and lets readers of the revision pass.
+    if not _exists(connection, _REVISIONS):
+        connection.execute(_SQL["lock_migrations"], {"key": _MIGRATIONS})
+    if _exists(connection, _REVISIONS):  # perhaps made while this one waited
+        connection.execute(text(f"LOCK TABLE {_REVISIONS} IN SHARE ROW EXCLUSIVE MODE"))
 
 
 def lock(connection: Connection, relations: Sequence[str]) -> None:

@@ -211,8 +211,9 @@ WHERE batch_id = :batch_id AND (in_doubt, raised) IS DISTINCT FROM (
 
 -- name: max_attempts
 WITH allowed AS (
-    SELECT greatest(max_attempts, (SELECT max((spec ->> 'max_attempts')::integer) FROM registration
-        WHERE batch_id = :batch_id)) AS budget FROM batch WHERE batch_id = :batch_id
+    -- the registered specs alone: the batch's own column can be changed. Specs of imports have no such key.
+    SELECT coalesce((SELECT max((spec ->> 'max_attempts')::integer) FROM registration
+        WHERE batch_id = :batch_id), max_attempts) AS budget FROM batch WHERE batch_id = :batch_id
 )
 SELECT rollout_key AS subject, 'attempt ' || attempt_index || ': another one was due, ' || budget || ' are allowed'
     AS detail

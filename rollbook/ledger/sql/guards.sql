@@ -26,9 +26,40 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Task sets ---------------------------------------------------------------------------------------------------
+
+-- A set is whole when it gets its first name. Every batch of it is audited against its members, and a member is never
+-- taken out: one more would make all those batches wrong permanently.
+CREATE OR REPLACE FUNCTION guard_task_set() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    members integer;
+BEGIN
+    -- transactions that add a member or a name wait for each other: neither sees what the other has not committed
+    PERFORM pg_advisory_xact_lock(hashtextextended(NEW.set_digest, 7461203353));
+    SELECT count(*) INTO members FROM task_set_member WHERE set_digest = NEW.set_digest;
+    IF members <> NEW.task_count THEN
+        RAISE EXCEPTION 'task set %: task_count is %, but % members are recorded', NEW.name, NEW.task_count, members
+            USING ERRCODE = 'RB001';
+    END IF;
+    RETURN NEW;
+END $$;
+
+-- After the insert: registration repeats the members that a set has already, and those rows are skipped.
+CREATE OR REPLACE FUNCTION guard_task_set_member() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(NEW.set_digest, 7461203353));
+    IF EXISTS (SELECT FROM task_set WHERE set_digest = NEW.set_digest) THEN
+        RAISE EXCEPTION 'task set %: it is registered, no member is added', NEW.set_digest
+            USING ERRCODE = 'RB001', HINT = 'register the tasks again: other tasks are another set';
+    END IF;
+    RETURN NULL;
+END $$;
+
 -- Plan --------------------------------------------------------------------------------------------------------
 
 CREATE OR REPLACE FUNCTION guard_batch() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    newest record;
 BEGIN
     IF (NEW.batch_id, NEW.deployment_id, NEW.namespace, NEW.contract_digest, NEW.purpose, NEW.created_at)
         IS DISTINCT FROM
@@ -36,6 +67,16 @@ BEGIN
     THEN
         RAISE EXCEPTION 'batch %: identity and contract never change', OLD.batch_id
             USING ERRCODE = 'RB001', HINT = 'submit a batch with another id';
+    END IF;
+    IF (NEW.launch_id, NEW.max_attempts) IS DISTINCT FROM (OLD.launch_id, OLD.max_attempts) THEN
+        SELECT launch_id, (spec ->> 'max_attempts')::integer AS max_attempts INTO newest
+        FROM registration WHERE batch_id = NEW.batch_id ORDER BY launch_index DESC LIMIT 1;
+        -- an imported batch has launches of its own, whose specs say nothing about attempts
+        IF NEW.launch_id IS DISTINCT FROM newest.launch_id
+            OR NEW.max_attempts <> coalesce(newest.max_attempts, OLD.max_attempts) THEN
+            RAISE EXCEPTION 'batch %: launch_id and max_attempts are those of its newest registration', OLD.batch_id
+                USING ERRCODE = 'RB001', HINT = 'launch the batch again with another spec';
+        END IF;
     END IF;
     IF NEW.closed_at IS NOT NULL AND NEW.closed_at IS DISTINCT FROM OLD.closed_at AND (
         -- two questions, one per partial index
@@ -529,6 +570,9 @@ END $$;
 
 -- Triggers ----------------------------------------------------------------------------------------------------
 
+CREATE OR REPLACE TRIGGER task_set_guard BEFORE INSERT ON task_set FOR EACH ROW EXECUTE FUNCTION guard_task_set();
+CREATE OR REPLACE TRIGGER task_set_member_guard AFTER INSERT ON task_set_member
+    FOR EACH ROW EXECUTE FUNCTION guard_task_set_member();
 CREATE OR REPLACE TRIGGER batch_guard BEFORE UPDATE ON batch FOR EACH ROW EXECUTE FUNCTION guard_batch();
 CREATE OR REPLACE TRIGGER batch_kept BEFORE DELETE OR TRUNCATE ON batch EXECUTE FUNCTION refuse_change();
 CREATE OR REPLACE TRIGGER rollout_new BEFORE INSERT ON rollout FOR EACH ROW EXECUTE FUNCTION guard_new_rollout();
@@ -560,7 +604,8 @@ DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['batch', 'excluded_task', 'completion', 'rollout', 'rerun_request', 'attempt', 'evaluation', 'phase', 'examination', 'outcome',
+    FOREACH name IN ARRAY ARRAY['task_set', 'task_set_member', 'batch', 'excluded_task', 'completion', 'rollout',
+        'rerun_request', 'attempt', 'evaluation', 'phase', 'examination', 'outcome',
         'admission', 'turn', 'model_call', 'sandbox']
     LOOP
         EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT OR UPDATE ON %I
@@ -600,7 +645,8 @@ DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['refuse_change', 'guard_isolation', 'guard_batch', 'guard_new_rollout', 'guard_rollout',
+    FOREACH name IN ARRAY ARRAY['refuse_change', 'guard_isolation', 'guard_task_set',
+        'guard_task_set_member', 'guard_batch', 'guard_new_rollout', 'guard_rollout',
         'guard_rerun_request', 'guard_attempt', 'guard_evidence', 'guard_turn', 'guard_evaluation', 'guard_outcome',
         'guard_outcome_said', 'guard_admission', 'guard_admission_policy', 'guard_sandbox', 'attempt_is_current',
         'outcome_is_whole', 'rerun_is_taken_up', 'seal_row']
@@ -608,3 +654,6 @@ BEGIN
         EXECUTE format('ALTER FUNCTION %I() SET search_path = %I, pg_temp', name, current_schema());
     END LOOP;
 END $$;
+
+-- It has its owner's rights, and a trigger needs no right to call it.
+REVOKE ALL ON FUNCTION guard_admission() FROM PUBLIC;

@@ -128,3 +128,38 @@ async def test_a_group_of_an_event_is_one_batchs_and_one_tasks_also_in_a_race(
         await before.commit()
         with pytest.raises(DBAPIError, match="belongs to another batch or task"):
             await waiting
+
+
+MEMBER = """
+    INSERT INTO task_set_member (set_digest, task_id, domain, task_digest)
+    SELECT '{}', '{}', 'os', task_digest FROM task_set_member LIMIT 1
+"""
+
+
+async def test_a_registered_set_gets_no_further_member(victim: Kit, ledger: Ledger) -> None:
+    registered = await ledger.find_task_set("tasks")
+    for attacker in (victim.ledger, ledger):
+        ghost = MEMBER.format(registered.set_digest, "ghost")
+        assert "it is registered, no member is added" in await attack(attacker, ghost)
+        short = f"INSERT INTO task_set (name, set_digest, task_count) SELECT 'short', '{'0' * 64}', 2"
+        assert "1 members are recorded" in await attack(attacker, MEMBER.format("0" * 64, "only"), short)
+    again = await victim.ledger.register_task_set("another-name", victim.tasks)
+    assert (again.set_digest, again.tasks) == (registered.set_digest, registered.tasks)
+    await victim.keys()
+    await victim.clean()
+
+
+@pytest.mark.parametrize("change", ["max_attempts = 1000", "launch_id = 'mine'"])
+async def test_a_batch_is_controlled_by_its_newest_launch(victim: Kit, ledger: Ledger, change: str) -> None:
+    await victim.keys()
+    for attacker in (victim.ledger, ledger):
+        statement = f"UPDATE batch SET {change} WHERE batch_id = '{victim.batch_id}'"
+        assert "those of its newest registration" in await attack(attacker, statement)
+    await victim.register("l-2", max_attempts=5)
+    await victim.clean()
+
+
+async def test_only_the_trigger_calls_a_guard_with_the_owners_rights(ledger: Ledger) -> None:
+    async with ledger.engine.connect() as connection:
+        query = text("SELECT has_function_privilege('rollbook_worker', 'guard_admission()', 'EXECUTE')")
+        assert await connection.scalar(query) is False

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, create_engine, text
 from rollbook.errors import ConfigError, LedgerError
 from rollbook.ledger import Ledger, migrate, schema
 from rollbook.ledger.sql import SQL
+from tests.support.hostile import attack
 from tests.support.ledger import Kit, make_tasks, rows
 from tests.support.waiting import until
 
@@ -263,3 +264,22 @@ async def test_a_phase_is_one_of_two(kit: Kit, database_url: str, versions: Path
     add(versions, "9001_odd", PRE.replace('"pre"', '"soon"'), migrate.current(database_url))
     with pytest.raises(ConfigError, match="9001_colour: phase must be pre or post, not 'soon'"):
         migrate.upgrade(database_url, phase="pre")
+
+
+async def test_no_role_of_the_ledger_holds_up_a_migration(
+    kit: Kit, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock that every login may take decides nothing, and the lock that does is not theirs."""
+    monkeypatch.setattr(schema, "OTHERS_S", 1)
+    monkeypatch.setattr(schema, "TRIES", 1)
+    worker = Ledger.connect(database_url, role="rollbook_worker")
+    async with worker.engine.begin() as connection:
+        await connection.execute(text(f"SELECT pg_advisory_xact_lock({schema._MIGRATIONS})"))
+        await asyncio.to_thread(migrate.upgrade, database_url)
+    for mode in ("ROW EXCLUSIVE", "SHARE ROW EXCLUSIVE"):
+        assert "permission denied" in await attack(worker, f"LOCK TABLE alembic_version IN {mode} MODE")
+    await worker.aclose()
+    async with kit.ledger.engine.begin() as connection:  # another migration
+        await connection.execute(text("LOCK TABLE alembic_version IN SHARE ROW EXCLUSIVE MODE"))
+        with pytest.raises(LedgerError, match="migrate: tables of the ledger stayed in use"):
+            await asyncio.to_thread(migrate.upgrade, database_url)
