@@ -160,6 +160,7 @@ class SandboxActivities:
             deployment=settings.deployment_id,
             rollout=context.rollout_key,
             attempt=context.attempt_index,
+            execution=str(context.execution_id),
             batch=context.batch_id,
             image=image.desktop_digest or image.desktop_image or "none",
             image_field=f"{field} ({image.desktop_image})" if image.desktop_digest else field,

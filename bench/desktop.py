@@ -31,7 +31,12 @@ async def run(desktops: int) -> list[Figure]:
     try:
         for number in range(desktops):
             spec = SandboxSpec(
-                deployment=deployment, rollout=f"bench/{number}", attempt=1, image=image, vnc_port=provider.vnc_port
+                deployment=deployment,
+                rollout=f"bench/{number}",
+                attempt=1,
+                execution="e",
+                image=image,
+                vnc_port=provider.vnc_port,
             )
             began = time.monotonic()
             handle = await provider.create(spec)

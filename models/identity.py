@@ -42,9 +42,13 @@ def batch_of(rollout: str) -> str:
     return rollout.partition("/")[0]
 
 
-def sandbox_key(deployment_id: str, rollout: str, attempt_index: int) -> str:
-    """The label by which the desktop of one attempt is found again: 32 hexadecimal digits."""
-    return digest([deployment_id, rollout, attempt_index])[:32]
+def sandbox_key(deployment_id: str, rollout: str, attempt_index: int, execution_id: str) -> str:
+    """The label by which the desktop of one attempt is found again: 32 hexadecimal digits.
+
+    The execution id is fresh for each claim of a ledger: two ledgers may know the same deployment, batch and attempt,
+    and must not adopt each other's desktops.
+    """
+    return digest([deployment_id, rollout, attempt_index, execution_id])[:32]
 
 
 def step_name(attempt_index: int, step: int, verb: str) -> str:

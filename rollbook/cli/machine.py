@@ -14,11 +14,12 @@ from rollbook.cli.connections import connect, open_ledger, redact_reason, settin
 from rollbook.cli.decide import whoami
 from rollbook.cli.out import note, print_fields, print_json, print_table, say
 from rollbook.config.connections import ledger_url, temporal_connect_config
-from rollbook.errors import ConfigError
+from rollbook.errors import ConfigError, RollbookError
 from rollbook.temporal.namespace import foreign_pollers, server_of
 from rollbook.worker import Role
 
 if TYPE_CHECKING:
+    from rollbook.config.settings import Settings
     from rollbook.stack.lifecycle import StackReport
 
 # `rollbook.stack` brings the Docker client, which is slow to import: every command imports what it needs itself.
@@ -41,9 +42,29 @@ def up(
                 f"warning: task queue {queue} is polled by workers of another deployment: {', '.join(identities)}; "
                 "give each deployment a queue of its own (ROLLBOOK_TASK_QUEUE, ROLLBOOK_DEPLOYMENT_ID)"
             )
+        await _note_unknown_desktops(state.settings_of(config))
         return 0
 
     finish(work())
+
+
+async def _note_unknown_desktops(config: "Settings") -> None:
+    """Name desktops of this deployment that no live lease of this ledger knows. Another ledger may use them."""
+    from rollbook.cli.sandboxes import survey
+    from rollbook.sandboxes.registry import opened_providers
+
+    try:
+        async with open_ledger(config) as ledger, opened_providers(config) as providers:
+            desktops = await survey(config, ledger, providers)
+    except RollbookError:  # an engine that is away is reported by `rollbook doctor`; the stack is up all the same
+        return
+    unknown = [desktop for desktop in desktops if desktop.verdict == "unknown"]
+    if unknown:
+        note(
+            f"warning: {len(unknown)} desktop(s) carry the name of deployment {config.deployment_id}, and this ledger "
+            "knows no live lease of them: they are left alone, another ledger may use them (`rollbook sandboxes ls`); "
+            "`rollbook sandboxes reap --unknown` removes them"
+        )
 
 
 def env() -> None:

@@ -38,6 +38,11 @@ def default_max_desktops() -> int:
     return max(1, min(2 * (os.cpu_count() or 1), int(memory_gb / 1.5)))
 
 
+def _default_deployment(state_dir: Path) -> str:
+    """A name of its own for each state directory: two stacks on one machine must not share desktops or queues."""
+    return f"local-{hashlib.sha256(str(state_dir.expanduser().absolute()).encode()).hexdigest()[:6]}"
+
+
 class Settings(EvaluatorSettings):
     """Everything about a machine or a deployment; nothing that changes what an episode means."""
 
@@ -46,7 +51,7 @@ class Settings(EvaluatorSettings):
     """Directory of the local stack: databases, artifacts, logs. Must lie outside private homes when root."""
     shared: Path = Path("../shared")
     """Directory with shared inputs such as OSWorld's tasks (`<shared>/osworld`); relative to the project."""
-    deployment_id: str = Field(default="local", max_length=63)
+    deployment_id: str = Field(default_factory=lambda read: _default_deployment(read["state_dir"]), max_length=63)
     """Name of this deployment, [A-Za-z0-9_.-]+. Labels every desktop: only its owner ever removes it."""
     database_url: SecretStr | None = None
     """The ledger's Postgres (`postgresql://user:password@host/name`). Unset: the local stack's own server."""

@@ -62,7 +62,7 @@ class Limits(BaseModel):
 
 
 class SandboxSpec(BaseModel):
-    """The desktop of one attempt. Its identity is (deployment, rollout, attempt) and nothing else."""
+    """The desktop of one attempt. Its identity is (deployment, rollout, attempt, execution) and nothing else."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,6 +70,8 @@ class SandboxSpec(BaseModel):
     rollout: str = Field(min_length=1)
     """The logical rollout's key."""
     attempt: int = Field(ge=1)
+    execution: str = Field(min_length=1)
+    """The attempt's execution id, which no other claim of any ledger has."""
     batch: str = ""
     image: str = Field(min_length=1)
     """A Docker image or the provider's name of a template; its digest where one was registered."""
@@ -106,7 +108,7 @@ class SandboxSpec(BaseModel):
     @property
     def key(self) -> str:
         """Label under which this desktop is looked up, adopted and stopped."""
-        return sandbox_key(self.deployment, self.rollout, self.attempt)
+        return sandbox_key(self.deployment, self.rollout, self.attempt, self.execution)
 
     @property
     def ports(self) -> tuple[int, ...]:

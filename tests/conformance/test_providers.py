@@ -68,6 +68,7 @@ class Bench:
             "deployment": self.settings.deployment_id,
             "rollout": f"b/os/{uuid.uuid4().hex}/0",
             "attempt": 1,
+            "execution": "e",
             "image": self.image,
             "vnc_port": self.provider.vnc_port,
             "ready_timeout_s": 120.0,
@@ -208,6 +209,14 @@ class Lease:
     sandbox_key: str
     sandbox_id: str | None
     deployment_id: str
+
+
+async def test_the_desktop_of_another_ledger_is_not_adopted(bench: Bench) -> None:
+    """Two ledgers with one deployment id know the same rollout and attempt; their claims differ."""
+    rollout = "b/os/shared/0"
+    theirs = await bench.provider.create(bench.spec(rollout=rollout, execution="theirs"))
+    ours = await bench.provider.create(bench.spec(rollout=rollout, execution="ours"))
+    assert (ours.adopted, ours.sandbox_id != theirs.sandbox_id) == (False, True)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["id-recorded", "id-unknown"])

@@ -105,7 +105,7 @@ async def test_root_in_the_guest_reaches_neither_host_nor_neighbour(
     ours, neighbour = [
         await provider.create(
             SandboxSpec.model_validate(
-                {"deployment": provider.deployment, "rollout": f"b/os/{egress}/{index}", "attempt": 1}
+                {"deployment": provider.deployment, "rollout": f"b/os/{egress}/{index}", "attempt": 1, "execution": "e"}
                 | {"image": desktop_image, "egress": egress, "vnc_port": provider.vnc_port}
             )
         )

@@ -44,7 +44,7 @@ def spec(deployment_id: str, desktop_image: str) -> MakeSpec:
     """A spec with a key of its own."""
 
     def make(**changes: Any) -> SandboxSpec:
-        given = {"deployment": deployment_id, "rollout": f"b/os/{uuid.uuid4().hex}/0", "attempt": 1}
+        given = {"deployment": deployment_id, "rollout": f"b/os/{uuid.uuid4().hex}/0", "attempt": 1, "execution": "e"}
         given |= {
             "image": desktop_image,
             "vnc_port": 8006,

@@ -112,6 +112,7 @@ async def bench(
         deployment=deployment_id,
         rollout=f"b/os/{uuid.uuid4().hex}/0",
         attempt=1,
+        execution="e",
         image=desktop_image,
         vnc_port=provider.vnc_port,
         ready_timeout_s=120.0,

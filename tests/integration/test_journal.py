@@ -77,7 +77,9 @@ class DesktopRef:
 @asynccontextmanager
 async def new_desk(deployment_id: str, image: str, rollout: str) -> AsyncIterator[DesktopRef]:
     provider = DockerProvider(deployment_id, max_desktops=8, quiet_s=0.0)
-    spec = SandboxSpec(deployment=deployment_id, rollout=rollout, attempt=1, image=image, vnc_port=provider.vnc_port)
+    spec = SandboxSpec(
+        deployment=deployment_id, rollout=rollout, attempt=1, execution="e", image=image, vnc_port=provider.vnc_port
+    )
     handle = await provider.create(spec)
     endpoint = await provider.endpoint(handle.sandbox_id, GUEST_PORT)
     async with GuestClient(endpoint) as client:

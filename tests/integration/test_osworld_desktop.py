@@ -51,6 +51,7 @@ async def desktop(docker_client: docker.DockerClient, deployment_id: str, deskto
             "deployment": deployment_id,
             "rollout": f"b/os/{uuid.uuid4().hex}/0",
             "attempt": 1,
+            "execution": "e",
             "image": desktop_image,
             "ready_timeout_s": 120.0,
             "cleanup_timeout_s": 30.0,

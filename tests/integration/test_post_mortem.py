@@ -29,6 +29,7 @@ def start(provider: DockerProvider, docker_client: docker.DockerClient, desktop_
             deployment=provider.deployment,
             rollout=uuid.uuid4().hex,
             attempt=1,
+            execution="e",
             image=desktop_image,
             vnc_port=8006,
             **changes,

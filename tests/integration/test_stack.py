@@ -345,7 +345,9 @@ async def test_down_removes_the_desktops_and_networks_of_this_deployment_only(
 
 def _network(client: docker.DockerClient, deployment_id: str) -> str:
     """The network of a desktop whose container was never created."""
-    spec = SandboxSpec(deployment=deployment_id, rollout="b/os/t/0", attempt=1, image="none", vnc_port=8006)
+    spec = SandboxSpec(
+        deployment=deployment_id, rollout="b/os/t/0", attempt=1, execution="e", image="none", vnc_port=8006
+    )
     return str(client.networks.get(create_network(client, spec, DEFAULT_SUBNETS)).name)
 
 

@@ -39,7 +39,12 @@ async def start(docker_client: docker.DockerClient, desktop_image: str, deployme
     async def started() -> Desktop:
         rollout = uuid.uuid4().hex
         spec = SandboxSpec(
-            deployment=provider.deployment, rollout=rollout, attempt=1, image=desktop_image, vnc_port=8006
+            deployment=provider.deployment,
+            rollout=rollout,
+            attempt=1,
+            execution="e",
+            image=desktop_image,
+            vnc_port=8006,
         )
         handle = await provider.create(spec)
         container = await asyncio.to_thread(docker_client.containers.get, handle.sandbox_id)

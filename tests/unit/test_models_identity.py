@@ -85,7 +85,7 @@ def test_derived_and_scoped_ids_are_frozen() -> None:
 def test_keys_and_activity_ids_are_frozen() -> None:
     task = "e0df059f-28a6-4169-924f-b9623e7184cc"
     assert identity.rollout_key("nightly-7", "os", task, 0) == f"nightly-7/os/{task}/0"
-    assert identity.sandbox_key("local", "nightly-7/os/t/0", 1) == "64053aeaec64c6a3d78779a3c7c79806"
+    assert identity.sandbox_key("local", "nightly-7/os/t/0", 1, "e") == "2ca2d394922d0691b5bb29005be42cf3"
     assert identity.op_id("nightly-7/os/t/0", 1, 17, 0) == "53ae24321c3d-a1-s017-0"
     assert identity.step_name(1, 17, "act") == "a1-s017-act"
     assert identity.step_name(12, 1000, "decide") == "a12-s1000-decide"
@@ -95,8 +95,13 @@ def test_keys_and_activity_ids_are_frozen() -> None:
 WORDS = st.text(st.characters(categories=("Ll", "Nd"), include_characters="-_/."), min_size=1, max_size=12)
 
 
-@given(st.tuples(WORDS, WORDS, st.integers(1, 99)), st.tuples(WORDS, WORDS, st.integers(1, 99)))
-def test_every_attempt_has_a_desktop_label_of_its_own(one: tuple[str, str, int], other: tuple[str, str, int]) -> None:
+CLAIMS = st.tuples(WORDS, WORDS, st.integers(1, 99), WORDS)
+
+
+@given(CLAIMS, CLAIMS)
+def test_every_attempt_has_a_desktop_label_of_its_own(
+    one: tuple[str, str, int, str], other: tuple[str, str, int, str]
+) -> None:
     assert (identity.sandbox_key(*one) == identity.sandbox_key(*other)) is (one == other)
 
 

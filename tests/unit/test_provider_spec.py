@@ -24,14 +24,21 @@ NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
 
 def spec(**changes: Any) -> SandboxSpec:
-    given = {"deployment": "d", "rollout": "b/os/t/0", "attempt": 1, "image": "rollbook/desktop:x", "vnc_port": 8006}
+    given = {
+        "deployment": "d",
+        "rollout": "b/os/t/0",
+        "attempt": 1,
+        "execution": "e",
+        "image": "rollbook/desktop:x",
+        "vnc_port": 8006,
+    }
     return SandboxSpec.model_validate(given | changes)
 
 
-def test_identity_is_deployment_rollout_and_attempt_only() -> None:
+def test_identity_is_deployment_rollout_attempt_and_execution_only() -> None:
     assert spec().key == spec(image="other", screen=(800, 600), egress="open", batch="b", env={"A": "1"}).key
     keys = {spec().key, spec(attempt=2).key, spec(rollout="b/os/t/1").key, spec(deployment="e").key}
-    assert len(keys) == 4
+    assert len(keys | {spec(execution="f").key}) == 5
     assert container_name(spec()) == f"rollbook-{spec().key}"
 
 

@@ -24,7 +24,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_defaults_need_no_configuration() -> None:
     settings = load_settings()
-    assert settings.deployment_id == "local"
+    assert re.fullmatch(r"local-[0-9a-f]{6}", settings.deployment_id)
+    assert load_settings(state_dir=Path("/var/other")).deployment_id != settings.deployment_id
     assert settings.shared == (PROJECT_ROOT.parent / "shared").resolve()
     assert settings.artifacts == f"file://{settings.state_dir}/artifacts"
     assert queues(settings) == [f"rollbook-{settings.deployment_id}"] * 3
