@@ -4,7 +4,6 @@ Layout: `<root>/<first two hex digits>/<sha256>`. The name is the digest, so a r
 can always prove what it got. Media types are in the ledger (`artifact`), not in the store.
 """
 
-import contextlib
 import hashlib
 import re
 from pathlib import Path
@@ -51,12 +50,20 @@ class ArtifactStore:
         raise ConfigError(f"ROLLBOOK_ARTIFACT_URL: {url!r} is neither file:///directory nor s3://bucket/prefix")
 
     async def put(self, data: bytes, media_type: str) -> ArtifactRef:
-        """Store bytes unless they are there already; returns their reference. Text is stored without secrets."""
+        """Store bytes unless they are there already; returns their reference. Text is stored without secrets.
+
+        What is there with another size was cut off (a crash of the machine, a full disk) and is written again.
+        """
         if _TEXT.match(media_type):
             data = redact_bytes(data)
         sha256 = hashlib.sha256(data).hexdigest()
-        with contextlib.suppress(AlreadyExistsError):
-            await obstore.put_async(self._store, object_path(sha256), data, mode="create", use_multipart=False)
+        path = object_path(sha256)
+        try:
+            await obstore.put_async(self._store, path, data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            if await self._size(path) != len(data):
+                # The new file replaces the old one as a whole: readers never see a part of it.
+                await obstore.put_async(self._store, path, data, mode="overwrite", use_multipart=False)
         return ArtifactRef(sha256=sha256, size_bytes=len(data), media_type=media_type)
 
     async def get(self, sha256: str) -> bytes:
@@ -76,8 +83,25 @@ class ArtifactStore:
         return "ok" if hashlib.sha256(data).hexdigest() == sha256 else "corrupt"
 
     async def _read(self, sha256: str) -> bytes | None:
+        path = object_path(sha256)
+        if not self._readable(path):
+            return None
         try:
-            result = await obstore.get_async(self._store, object_path(sha256))
+            result = await obstore.get_async(self._store, path)
             return bytes(await result.bytes_async())
         except (FileNotFoundError, NotFoundError):
             return None
+
+    async def _size(self, path: str) -> int | None:
+        if not self._readable(path):
+            return None
+        try:
+            return (await obstore.head_async(self._store, path))["size"]
+        except (FileNotFoundError, NotFoundError):
+            return None
+
+    def _readable(self, path: str) -> bool:
+        """False for anything but a regular file in a local store: opening a FIFO would wait for a writer, for ever."""
+        if isinstance(self._store, LocalStore) and self._store.prefix is not None:
+            return (Path(self._store.prefix) / path).is_file()
+        return True

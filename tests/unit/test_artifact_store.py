@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,30 @@ async def test_a_damaged_artifact_is_never_handed_out(store: ArtifactStore, root
     assert await store.verify(ref.sha256) == "corrupt"
     with pytest.raises(ArtifactError, match="corrupt"):
         await store.get(ref.sha256)
+
+
+@pytest.mark.parametrize("damage", [b"", PNG[:-1], PNG + b"\0"])
+async def test_an_artifact_of_another_size_is_healed_by_the_next_put(
+    store: ArtifactStore, root: Path, damage: bytes
+) -> None:
+    ref = await store.put(PNG, "image/png")
+    files(root)[0].write_bytes(damage)
+    assert await store.put(PNG, "image/png") == ref
+    assert await store.get(ref.sha256) == PNG
+    assert len(files(root)) == 1
+
+
+async def test_a_fifo_is_a_missing_artifact_and_holds_nobody_up(store: ArtifactStore, root: Path) -> None:
+    ref = await store.put(PNG, "image/png")
+    (path,) = files(root)
+    path.unlink()
+    os.mkfifo(path)
+    async with asyncio.timeout(20):
+        assert await store.verify(ref.sha256) == "missing"
+        with pytest.raises(ArtifactError, match="is missing"):
+            await store.get(ref.sha256)
+        await store.put(PNG, "image/png")
+    assert await store.get(ref.sha256) == PNG, "the next put replaces it"
 
 
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", "a" * 63, "a" * 65, "A" * 64, "g" * 64, "a" * 64 + "\n"])
