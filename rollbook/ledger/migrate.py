@@ -189,9 +189,10 @@ def _revision(connection: Connection) -> str | None:
 
 def _config(connection: Connection | None) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    # The parser behind these options interpolates: a `%` of a path is written twice.
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    config.set_main_option("version_locations", os.pathsep.join(map(str, VERSIONS)))
+    config.set_main_option("version_locations", os.pathsep.join(map(str, VERSIONS)).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
 
