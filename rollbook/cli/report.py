@@ -146,19 +146,22 @@ def _print_samples(pass_k: list[Row], spread: Row | None) -> None:
     if len(pass_k) < 2:
         return
     say()
-    columns = ("K", "PASS@K OF PLANNED", "PASS^K OF PLANNED", "PASS@K OF ADMITTED", "PASS^K OF ADMITTED", "TASKS")
+    # Each pair of rates has tasks of its own: a task counts where it has at least K rollouts of that kind.
+    of_planned = ("PASS@K OF PLANNED", "PASS^K OF PLANNED", "TASKS OF PLANNED")
+    of_admitted = ("PASS@K OF ADMITTED", "PASS^K OF ADMITTED", "TASKS OF ADMITTED")
     cells = [
         (
             row["k"],
             row["pass_at_k_of_planned"],
             row["pass_hat_k_of_planned"],
+            row["tasks_of_planned"],
             row["pass_at_k_of_admitted"],
             row["pass_hat_k_of_admitted"],
             row["tasks_of_admitted"],
         )
         for row in pass_k
     ]
-    print_table(columns, cells)
+    print_table(("K", *of_planned, *of_admitted), cells)
     if spread and spread["success_rate_stderr"] is not None:
         say(
             f"over {spread['samples']} samples of {spread['tasks']} {'task' if spread['tasks'] == 1 else 'tasks'}: "

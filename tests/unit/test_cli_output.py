@@ -8,7 +8,7 @@ from rich.console import Console
 
 from models.batch import Counts
 from rollbook.cli import out
-from rollbook.cli.report import print_scoreboard
+from rollbook.cli.report import _print_samples, print_scoreboard
 from rollbook.cli.status import BAR, Ended, _bar, _Lines, line, read_floor
 from rollbook.errors import InvalidInput
 
@@ -124,6 +124,20 @@ def test_a_scoreboard_without_admitted_rollouts_shows_no_rate_of_them(capsys: py
     assert text.splitlines()[1].split() == ["os", "4", "0", "4", "0", "0.0%", "[0%,", "49%]", "-", "0.0", "-"]
     assert "(all)" not in text, "one domain is the whole: its row stands once"
     assert "12 attempts for 4 rollouts" in text
+
+
+def test_rates_of_samples_stand_beside_the_tasks_of_their_denominator(capsys: pytest.CaptureFixture[str]) -> None:
+    planned = {"pass_at_k_of_planned": 0.5, "pass_hat_k_of_planned": 0.25, "tasks_of_planned": 4}
+    one = {"k": 1, "pass_at_k_of_admitted": 0.75, "pass_hat_k_of_admitted": 0.5, "tasks_of_admitted": 3}
+    none = {"k": 2, "pass_at_k_of_admitted": None, "pass_hat_k_of_admitted": None, "tasks_of_admitted": 0}
+    _print_samples([planned | one, planned | none], None)
+    head, *lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert "PASS^K OF PLANNED  TASKS OF PLANNED  PASS@K OF ADMITTED" in head
+    assert head.endswith("TASKS OF ADMITTED")
+    assert [line.split() for line in lines] == [
+        ["1", "0.5", "0.25", "4", "0.75", "0.5", "3"],
+        ["2", "0.5", "0.25", "4", "-", "-", "0"],
+    ]
 
 
 def test_superseded_results_are_told(capsys: pytest.CaptureFixture[str]) -> None:
