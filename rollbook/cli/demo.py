@@ -38,12 +38,12 @@ def demo(
 async def _demo(requested: str | None) -> int:
     from rollbook.stack.lifecycle import up  # slow to import
 
+    spec_file = EXAMPLES / "batches" / f"{NAME}.json"
+    batch_id = default_batch_id(str(spec_file)) if requested is None else read_batch_id(requested)
     config = settings()
     await up(config)
     say()
     await register(config)
-    spec_file = EXAMPLES / "batches" / f"{NAME}.json"
-    batch_id = read_batch_id(requested) if requested else default_batch_id(str(spec_file))
     tell(await launch(config, batch_id, load_spec(str(spec_file))))
     ended = await follow(config, batch_id)
     rollouts, report = await _print_results(config, batch_id)

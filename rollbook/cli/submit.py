@@ -56,7 +56,7 @@ def submit(
         if min_admitted is not None and not watch:
             raise InvalidInput("--min-admitted: it needs --watch")
         spec = load_spec(file)
-        chosen = read_batch_id(batch_id) if batch_id else default_batch_id(file)
+        chosen = default_batch_id(file) if batch_id is None else read_batch_id(batch_id)
         config = settings()
         if dry_run:
             print_json(await resolve(config, chosen, spec))

@@ -207,6 +207,17 @@ def test_bad_batch_ids_are_refused(given: str) -> None:
         read_batch_id(given)
 
 
+@pytest.mark.parametrize("command", ["submit", "demo"])
+def test_an_empty_batch_id_does_not_mean_a_fresh_one(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"policy": {"kind": "noop"}, "task_set": "s", "desktop": {"provider": "null"}}))
+    file = [str(spec)] if command == "submit" else []
+    assert main.run([command, *file, "--batch-id", ""]) == 2
+    assert "--batch-id: '':" in capsys.readouterr().err
+
+
 def test_a_relaunch_pins_what_names_meant() -> None:
     spec = pinned_spec(batch())
     assert spec["task_set"] == f"osworld@{'b' * 64}"
