@@ -93,17 +93,30 @@ def set_digest(tasks: list[Task]) -> str:
 
 
 class TaskFilter(Input):
-    """Selection of tasks from the set; empty lists select everything."""
+    """Selection of tasks from the set; without `domains` and `ids` it is everything."""
 
-    domains: list[Name] = []
-    """Domains (folders) to take."""
-    ids: list[str] = []
-    """Task ids to take; each must exist."""
+    domains: list[Name] | None = None
+    """Domains (folders) to take; all of them when None."""
+    ids: list[str] | None = None
+    """Task ids to take; each must exist. All of them when None."""
     exclude_ids: list[str] = []
     """Task ids to leave out; each must exist."""
     on_unrunnable: Literal["refuse", "exclude"] = "refuse"
     """Tasks that the desktop image lacks an application for, or that the evaluator cannot score: refuse the batch, or
     leave them out of it, recorded with the reason."""
+
+    @field_validator("domains", "ids")
+    @classmethod
+    def _not_empty(cls, value: list[str] | None) -> list[str] | None:
+        # A program that found no task writes an empty list: to run all of them would be the opposite of what it meant.
+        if value is not None and not value:
+            raise ValueError("must not be empty; leave the key out to take all")
+        return value
+
+
+def recorded_filter(raw: dict[str, Any]) -> dict[str, Any]:
+    """The filter of a spec in the ledger as one that is accepted: older records hold `[]` for a key left out."""
+    return {key: value for key, value in raw.items() if value}
 
 
 # The rule behind `egress: auto`, read off what the task declares: its proxy flag, its setup, its evaluator's getters.

@@ -9,7 +9,7 @@ from sqlalchemy import Row, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from models.identity import digest
-from models.task import TaskFilter
+from models.task import TaskFilter, recorded_filter
 from rollbook.errors import ArtifactError, InvalidInput
 from rollbook.ledger import tables
 from rollbook.ledger.catalog import members_of
@@ -109,7 +109,8 @@ async def _check_plan(conn: AsyncConnection, batch_id: str) -> list[Finding]:
             continue
         try:
             # Only the selection is read: the rest of an old spec need not fit the models of today.
-            number, chosen = int(raw["samples"]), select_tasks(members, TaskFilter.model_validate(raw["tasks"]))
+            wanted = TaskFilter.model_validate(recorded_filter(dict(raw["tasks"])))
+            number, chosen = int(raw["samples"]), select_tasks(members, wanted)
         except (KeyError, TypeError, ValueError, InvalidInput) as error:
             findings.append(Finding("registration", batch_id, f"a registered spec does not fit its task set: {error}"))
             continue

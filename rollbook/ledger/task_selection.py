@@ -34,14 +34,14 @@ def select_tasks(members: Iterable[Member], wanted: TaskFilter) -> list[Member]:
     everything = list(members)
     domains = {member.domain for member in everything}
     ids = {member.task_id for member in everything}
-    _require_known("tasks.domains", wanted.domains, domains, "domain")
-    _require_known("tasks.ids", wanted.ids, ids, "task")
+    _require_known("tasks.domains", wanted.domains or (), domains, "domain")
+    _require_known("tasks.ids", wanted.ids or (), ids, "task")
     _require_known("tasks.exclude_ids", wanted.exclude_ids, ids, "task")
     chosen = [
         member
         for member in everything
-        if (not wanted.domains or member.domain in wanted.domains)
-        and (not wanted.ids or member.task_id in wanted.ids)
+        if (wanted.domains is None or member.domain in wanted.domains)
+        and (wanted.ids is None or member.task_id in wanted.ids)
         and member.task_id not in wanted.exclude_ids
     ]
     if not chosen:

@@ -13,6 +13,7 @@ from typing import Any
 from models.contract import Contract, PolicyContract, Resolved
 from models.policy import PluginPolicy
 from models.spec import BatchSpec, contract_of
+from models.task import recorded_filter
 from rollbook.errors import ConfigError, InvalidInput
 from rollbook.ledger import Ledger
 from rollbook.ledger.reader import BatchRow
@@ -88,6 +89,7 @@ def pinned_spec(row: BatchRow) -> dict[str, Any]:
     spec["task_set"] = f"{spec['task_set'].partition('@')[0]}@{row.set_digest}"
     spec["extend"] = True  # rows that an earlier launch added stay planned
     spec["concurrency"], spec["max_attempts"] = row.concurrency, row.max_attempts
+    spec["tasks"] = recorded_filter(spec.get("tasks", {}))
     policy = spec["policy"]
     spec["policy"] = policy_kind(policy["kind"]).pin(policy, PolicyContract.read(row.contract["policy"]))
     return spec

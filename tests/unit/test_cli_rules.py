@@ -226,6 +226,13 @@ def test_a_relaunch_pins_what_names_meant() -> None:
     assert read_spec(spec).extend
 
 
+def test_a_relaunch_reads_an_older_record_of_the_whole_set() -> None:
+    whole = {"domains": [], "ids": [], "exclude_ids": [], "on_unrunnable": "exclude"}
+    recorded = {"task_set": "osworld", "policy": {"kind": "scripted", "script": "s"}, "tasks": whole}
+    spec = read_spec(pinned_spec(batch(spec=recorded)))
+    assert (spec.tasks.domains, spec.tasks.ids, spec.tasks.on_unrunnable) == (None, None, "exclude")
+
+
 def test_a_relaunch_of_a_replay_names_its_source_again() -> None:
     """Its contract has a script's digest too, but its spec names a recording."""
     policy = {"kind": "replay", "batch": "earlier"}

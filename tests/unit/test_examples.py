@@ -84,10 +84,10 @@ def test_batches_are_valid_and_name_what_exists(path: Path) -> None:
     if isinstance(spec.policy, ScriptedPolicy):
         script = _script(spec.policy.script)
         assert SCRIPT_SETS[spec.policy.script] == spec.task_set
-        assert set(spec.tasks.ids) <= script.tasks.keys()
+        assert set(spec.tasks.ids or ()) <= script.tasks.keys()
     tasks = _tasks(spec.task_set)
-    assert {*spec.tasks.ids, *spec.tasks.exclude_ids} <= tasks.keys()
-    assert set(spec.tasks.domains) <= {task.domain for task in tasks.values()}
+    assert {*(spec.tasks.ids or ()), *spec.tasks.exclude_ids} <= tasks.keys()
+    assert set(spec.tasks.domains or ()) <= {task.domain for task in tasks.values()}
 
 
 def test_steps_fit_the_limit_except_where_the_limit_is_the_point() -> None:

@@ -123,6 +123,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"policy": {"kind": "noop", "script": "a"}}, "policy.script", "unknown key"),
     ({"tasks": {"ids": "t1"}}, "tasks.ids", "given: 't1'"),
     ({"tasks": {"ids": ["t1", 2]}}, "tasks.ids.1", "given: 2"),
+    ({"tasks": {"ids": []}}, "tasks.ids", "must not be empty; leave the key out"),
+    ({"tasks": {"domains": []}}, "tasks.domains", "must not be empty; leave the key out"),
     ({"tasks": {"domains": ["a/b"]}}, "tasks.domains.0", "given: 'a/b'"),
     ({"task": {"ids": []}}, "task", "unknown key"),
     ({"training_mode": True}, "training_mode", "unknown key"),

@@ -112,8 +112,8 @@ def test_domains_are_reported_in_osworlds_order_then_by_name() -> None:
 
 def test_a_filter_selects_everything_unless_told_otherwise() -> None:
     assert TaskFilter().model_dump() == {
-        "domains": [],
-        "ids": [],
+        "domains": None,
+        "ids": None,
         "exclude_ids": [],
         "on_unrunnable": "refuse",
     }
