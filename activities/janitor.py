@@ -4,7 +4,13 @@ Only rows and desktops of this deployment and namespace. A workflow counts as go
 and a minimum age; nothing is concluded from a failed call or an empty listing.
 """
 
+import asyncio
+import os
+import shutil
+import tempfile
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDReusePolicy
@@ -19,6 +25,7 @@ from models.janitor import Reconciled, ReconcileRequest
 from rollbook.errors import Fenced, RollbookError
 from rollbook.ledger.janitor import OpenBatch
 from rollbook.ledger.records import Lease, Suspect
+from rollbook.osworld.runner import SOCKETS_KEY, SOCKETS_PREFIX
 from rollbook.policies.registry import pinned_spec
 from rollbook.redaction import redact_head
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, remove_sandbox
@@ -32,6 +39,10 @@ ROWS = 50_000
 """Open rows that one run examines, quiet ones first: far more than any window, or the rest would never be examined."""
 LISTS = ("closed", "requeued", "cancelled", "reaped", "finished", "stopped", "relaunched", "unattended", "doubts")
 RUNNING_EPISODES = f"WorkflowType = '{names.EPISODE}' AND ExecutionStatus = 'Running'"
+
+
+LEFT_S = 3600.0
+"""A directory that was changed later may belong to a phase whose lease this run has not seen."""
 
 
 class JanitorActivities:
@@ -78,6 +89,7 @@ class Run:
             ("workflows of final rows", self._final_rows),
             ("desktops of ended attempts", self._desktops),
             ("unknown desktops", self._strangers),
+            ("directories of ended attempts", self._directories),
             ("batches", self._batches),
         ]
 
@@ -191,6 +203,12 @@ class Run:
             await self._try(f"what {provider.name} keeps beside desktops", provider.tidy())
             self._numbers["strangers"] += len(set(keys) - {lease.sandbox_key for lease in late})
 
+    async def _directories(self) -> None:
+        """Remove what attempts left on this host whose worker was killed: no other step will."""
+        live = {lease.sandbox_key for lease in await self._ledger.live_sandboxes(self._own[0])}
+        before = time.time() - max(self._min_age_s, LEFT_S)
+        await asyncio.to_thread(_remove_left, self._services.work_root, live, before)
+
     async def _batches(self) -> None:
         """Finish the cancel of batches without a workflow, start those again that Temporal lost, report the others."""
         for batch in await self._ledger.open_batches(*self._own, self._min_age_s):
@@ -273,3 +291,18 @@ def _shown(found: list[str]) -> list[str]:
             break
         shown.append(name)
     return shown
+
+
+def _remove_left(work: Path, live: set[str], before: float) -> None:
+    """Remove work and socket directories of desktops that are not live and were last changed before a time."""
+    sockets = Path(tempfile.gettempdir()).glob(f"{SOCKETS_PREFIX}*")
+    short = {key[:SOCKETS_KEY] for key in live}
+    left = [path for path in work.glob("*") if path.name not in live]
+    left += [path for path in sockets if path.name.removeprefix(SOCKETS_PREFIX)[:SOCKETS_KEY] not in short]
+    for path in left:
+        try:
+            # another user's directory of that name is not ours to judge
+            if path.is_dir() and path.stat().st_mtime < before and path.stat().st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:  # its owner has removed it meanwhile
+            continue

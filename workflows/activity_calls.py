@@ -1,8 +1,10 @@
 """The activity calls of an episode: queues, timeouts and retries in one place."""
 
+import json
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
@@ -32,6 +34,7 @@ from models.episode import (
     PhaseDone,
 )
 from models.evidence import ArtifactRef
+from models.explain import explain
 from models.identity import phase_name, step_name
 from models.outcome import RETRYABLE, Infra
 
@@ -213,10 +216,10 @@ class EpisodeActivities:
     ) -> Out:
         """Run an activity; `default` is the reason of a timeout or an unforeseen error. Raises Failure, Superseded."""
         try:
-            result: Out = await workflow.execute_activity(
+            # decoded below: an undecodable result would fail this workflow's task again and again
+            answer: Any = await workflow.execute_activity(
                 activity.name,
                 request,
-                result_type=activity.result,
                 activity_id=activity_id,
                 task_queue=queue,
                 start_to_close_timeout=timedelta(seconds=seconds),
@@ -228,7 +231,16 @@ class EpisodeActivities:
             )
         except ActivityError as error:
             raise translate(error, default) from error
-        return result
+        return _decoded(activity, answer, default)
+
+
+def _decoded(activity: Activity[In, Out], answer: Any, default: Infra) -> Out:
+    """Read the result of an activity, which a person may have completed by hand. Raises Failure."""
+    try:
+        return TypeAdapter(activity.result).validate_json(json.dumps(answer))
+    except ValidationError as error:
+        detail = f"{activity.name}: its result cannot be read: {explain(error)}"
+        raise Failure(default, detail) from error
 
 
 async def claim(request: ClaimRequest) -> Claimed:

@@ -77,7 +77,7 @@ async def _control(
         print_json({"batch_id": batch_id, "signal": signal, "taken_up": row is not None} | _shown(row, counts))
     elif row is None:
         note(
-            f"note: {signal} was sent to {batch_id} and is redact_reason, but no worker has taken it up within "
+            f"note: {signal} was sent to {batch_id} and is recorded, but no worker has taken it up within "
             f"{TAKEN_UP_S:.0f} s (`rollbook ps`)"
         )
     else:

@@ -379,6 +379,8 @@ class Forwarder:
                     trace_configs=[stay_here()],
                 )
             )
+            # aiohttp sends an idempotent request again when its connection breaks, and records nothing of it
+            self._session._retry_connection = False
             for port, endpoint in self._endpoints.items():
                 await self._listen(stack, port, endpoint)
             self._stack = stack.pop_all()

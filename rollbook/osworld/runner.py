@@ -263,6 +263,10 @@ async def _probe(job: _Job, expected: str | None) -> GuestCheck:
     return GuestCheck(expected, None, error)
 
 
+SOCKETS_PREFIX, SOCKETS_KEY = "rollbook-sockets-", 12
+"""Name of a directory of sockets: this, digits of the desktop's key, a random part. The Janitor removes old ones."""
+
+
 async def _run_child(job: _Job, isolation: Isolation, guest: GuestCheck) -> tuple[ChildRun, ExchangeLog]:
     suspicion = asyncio.Event()
 
@@ -273,7 +277,9 @@ async def _run_child(job: _Job, isolation: Isolation, guest: GuestCheck) -> tupl
     async def control(path: str) -> Control:
         return await control_exchange(job.endpoints[GUEST_PORT], path, guest.expected or "")
 
-    with tempfile.TemporaryDirectory(prefix="rollbook-") as sockets, _exchange_path(job).open("w") as lines:
+    # in the temporary directory: the path of a socket may have 107 bytes only
+    prefix = f"{SOCKETS_PREFIX}{job.work_dir.parent.name[:SOCKETS_KEY]}-"
+    with tempfile.TemporaryDirectory(prefix=prefix) as sockets, _exchange_path(job).open("w") as lines:
         log = ExchangeLog(file=lines)
         public = Path(sockets) / "s"  # readable inside the isolation; its parent keeps everybody else out
         public.mkdir(mode=0o755)

@@ -84,7 +84,12 @@ class Services:
 
     def work_dir(self, sandbox_key: str) -> Path:
         """Private directory of one attempt on this host."""
-        return self.settings.state_dir / "work" / sandbox_key
+        return self.work_root / sandbox_key
+
+    @property
+    def work_root(self) -> Path:
+        """The directory of all of them."""
+        return self.settings.state_dir / "work"
 
     async def close(self) -> None:
         """Close every connection; desktops stay."""

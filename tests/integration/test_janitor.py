@@ -1,5 +1,9 @@
 """The Janitor on the whole system with the do-nothing desktop: rows whose workflow is gone come back."""
 
+import os
+import shutil
+import tempfile
+import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -163,6 +167,19 @@ async def test_a_batch_terminated_in_mid_cancel_is_finished(system: System) -> N
 async def _ended(system: System, batch_id: str) -> bool:
     handles = [system.client.get_workflow_handle(f"{batch_id}/os/t{number:03d}/0") for number in range(2)]
     return all([(await handle.describe()).status != WorkflowExecutionStatus.RUNNING for handle in handles])
+
+
+async def test_what_killed_workers_left_on_the_host_is_removed(system: System) -> None:
+    work = system.services.work_root
+    old, young = work / ("a" * 32), work / ("b" * 32)
+    sockets = Path(tempfile.gettempdir()) / f"rollbook-sockets-{'a' * 12}-test"
+    for directory in (old, young, sockets):
+        (directory / "cache").mkdir(parents=True)
+    for directory in (old, sockets):
+        os.utime(directory, (time.time() - 7200,) * 2)
+    await _reconcile(system, 21)
+    assert [path.exists() for path in (old, young, sockets)] == [False, True, False]
+    shutil.rmtree(young)
 
 
 @pytest.mark.parametrize(("inputs", "said"), [([{"sightings": 1}], "sightings: "), ([{}, {}], "2 inputs")])
