@@ -299,8 +299,8 @@ def _result(start: EpisodeStart, attempts: int, finalized: Finalized) -> Episode
         attempts=attempts,
         termination_reason=finalized.termination_reason,
         admitted=finalized.admitted,
-        score=finalized.score,
-        reward=finalized.reward,
+        score=finalized.score if finalized.admitted else None,
+        reward=finalized.reward if finalized.admitted else None,
     )
 
 
@@ -313,6 +313,6 @@ def _publish(state: AttemptState, finalized: Finalized) -> None:
         SearchAttributeKey.for_int(attributes.ATTEMPT).value_set(state.attempt.attempt_index),
         SearchAttributeKey.for_int(attributes.STEPS).value_set(state.steps),
     ]
-    if finalized.score is not None:
+    if finalized.score is not None and finalized.admitted:  # a masked score is read as one wherever it is shown
         changes.append(SearchAttributeKey.for_float(attributes.SCORE).value_set(finalized.score))
     workflow.upsert_search_attributes(changes)

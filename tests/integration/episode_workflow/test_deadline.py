@@ -29,7 +29,7 @@ async def test_the_deadline_ends_the_loop_and_evaluation_follows(
     result = await play(env, fakes)
     assert (result.termination_reason, result.admitted, result.attempts) == ("timeout", False, 1)
     assert fakes.log == [*BEGIN, names.DECIDE, names.ACT, *SCORE, *CLOSE]
-    assert result.score == 1.0, "the score is kept, though it does not count"
+    assert result.score is None, "the ledger keeps the score; what does not count is not shown as one"
 
 
 async def test_a_decision_gets_the_seconds_that_are_left(env: WorkflowEnvironment, fakes: FakeActivities) -> None:
@@ -53,7 +53,7 @@ async def test_the_deadline_may_come_within_a_decision(env: WorkflowEnvironment,
 
     fakes.on[names.DECIDE] = cut
     result = await play(env, fakes)
-    assert (result.termination_reason, result.score, result.attempts) == ("timeout", 1.0, 1)
+    assert (result.termination_reason, result.score, result.attempts) == ("timeout", None, 1)
 
 
 async def test_a_deadline_before_the_first_step_still_has_a_desktop_to_evaluate(
@@ -61,7 +61,7 @@ async def test_a_deadline_before_the_first_step_still_has_a_desktop_to_evaluate(
 ) -> None:
     in_a_hurry(fakes, 20, 10)
     result = await play(env, fakes)
-    assert (result.termination_reason, result.score) == ("timeout", 1.0)
+    assert (result.termination_reason, result.score) == ("timeout", None)
     assert names.DECIDE not in fakes.log
 
 

@@ -38,7 +38,7 @@ async def test_failures_are_facts_and_the_desktop_is_stopped(
     result = await play(env, fakes)
     assert (result.termination_reason, result.admitted) == (reason, False)
     assert (names.EVALUATE in fakes.log) is evaluated
-    assert result.score == (1.0 if evaluated else None), "a score that was found is kept, though it does not count"
+    assert result.score is None, "a score that does not count is not shown"
     assert fakes.log[-2:] == END
     assert fakes.count(names.FINALIZE) == fakes.count(names.STOP_SANDBOX) == 1
     assert "words of the failure" in fakes.outcome.detail
@@ -170,7 +170,7 @@ async def test_an_action_that_ran_out_of_time_is_seen_and_scored(
 
     fakes.on[names.ACT] = late
     result = await play(env, fakes)
-    assert (result.attempts, result.termination_reason, result.score) == (1, "action_timeout", 1.0)
+    assert (result.attempts, result.termination_reason, result.score) == (1, "action_timeout", None)
     assert names.EVALUATE in fakes.log
 
 
