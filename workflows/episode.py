@@ -313,6 +313,6 @@ def _publish(state: AttemptState, finalized: Finalized) -> None:
         SearchAttributeKey.for_int(attributes.ATTEMPT).value_set(state.attempt.attempt_index),
         SearchAttributeKey.for_int(attributes.STEPS).value_set(state.steps),
     ]
-    if finalized.score is not None and finalized.admitted:  # a masked score is read as one wherever it is shown
+    if finalized.score is not None and finalized.admitted:  # people would read a masked one as a score
         changes.append(SearchAttributeKey.for_float(attributes.SCORE).value_set(finalized.score))
     workflow.upsert_search_attributes(changes)
