@@ -205,7 +205,7 @@ def name_breakage(reasons: list[Infra], *, acted: bool, cause: Cause | None, tam
         cause: The provider's finding about the desktop, if it was asked.
         tampered: The guest server is not the one that the desktop started with.
     """
-    if tampered:
+    if tampered and (cause is None or cause.kind != "host"):  # a host that restarts a desktop restarts its server, too
         return [*reasons, Infra.DESKTOP_BROKEN if acted else Infra.SANDBOX_LOST]
     if not acted:
         return [Infra.SANDBOX_LOST if reason is Infra.DESKTOP_BROKEN else reason for reason in reasons]

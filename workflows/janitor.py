@@ -24,7 +24,7 @@ class Janitor:
             result_type=RECONCILE.result,
             start_to_close_timeout=timedelta(minutes=30),
             heartbeat_timeout=timedelta(seconds=60),
-            retry_policy=RetryPolicy(initial_interval=timedelta(seconds=5), maximum_attempts=3),
+            retry_policy=RetryPolicy(initial_interval=timedelta(seconds=5), maximum_attempts=8),
         )
         shown = {"alive": report.alive, "missing": report.missing}
         shown |= {name: report.totals.get(name, 0) for name in ("closed", "requeued", "reaped", "finished", "doubts")}

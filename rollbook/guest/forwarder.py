@@ -256,7 +256,7 @@ class ReplyCheck:
         answer = parse_guest_json(bytes(self._body)) if self._starts and self._whole else None
         words = answer.get("message") if isinstance(answer, dict) else None
         match = NO_PROGRAM.search(words) if isinstance(words, str) else None
-        return match[1][:100] if match else ""
+        return redact_head(match[1], 100) if match else ""
 
     def _problem_of_json(self) -> str:
         body, whole = bytes(self._body), self._whole
