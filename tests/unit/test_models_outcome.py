@@ -348,7 +348,7 @@ HOST, GUEST, UNKNOWN = Cause(kind="host"), Cause(kind="guest"), Cause()
         # another guest server than the image's: nothing it says counts
         ([], True, None, True, Infra.DESKTOP_BROKEN),
         ([], False, None, True, Infra.SANDBOX_LOST),
-        # a restart from outside is no tampering
+        # a restart from outside loses the desktop
         ([Infra.SANDBOX_LOST], True, HOST, True, Infra.SANDBOX_LOST),
         ([Infra.SUPERSEDED], True, GUEST, True, Infra.SUPERSEDED),
     ],
