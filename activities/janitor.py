@@ -25,7 +25,7 @@ from models.janitor import Reconciled, ReconcileRequest
 from rollbook.errors import Fenced, RollbookError
 from rollbook.ledger.janitor import OpenBatch
 from rollbook.ledger.records import Lease, Suspect
-from rollbook.osworld.runner import SOCKETS_KEY, SOCKETS_PREFIX
+from rollbook.osworld.runner import SOCKETS_KEY, sockets_prefix
 from rollbook.policies.registry import pinned_spec
 from rollbook.redaction import redact_head
 from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, remove_sandbox
@@ -295,10 +295,11 @@ def _shown(found: list[str]) -> list[str]:
 
 def _remove_left(work: Path, live: set[str], before: float) -> None:
     """Remove work and socket directories of desktops that are not live and were last changed before a time."""
-    sockets = Path(tempfile.gettempdir()).glob(f"{SOCKETS_PREFIX}*")
+    prefix = sockets_prefix(work)
+    sockets = Path(tempfile.gettempdir()).glob(f"{prefix}*")
     short = {key[:SOCKETS_KEY] for key in live}
     left = [path for path in work.glob("*") if path.name not in live]
-    left += [path for path in sockets if path.name.removeprefix(SOCKETS_PREFIX)[:SOCKETS_KEY] not in short]
+    left += [path for path in sockets if path.name.removeprefix(prefix)[:SOCKETS_KEY] not in short]
     for path in left:
         try:
             # another user's directory of that name is not ours to judge

@@ -6,6 +6,7 @@ recording forwarder; and a verdict from the recorded exchanges before the evalua
 """
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -263,8 +264,16 @@ async def _probe(job: _Job, expected: str | None) -> GuestCheck:
     return GuestCheck(expected, None, error)
 
 
-SOCKETS_PREFIX, SOCKETS_KEY = "rollbook-sockets-", 12
-"""Name of a directory of sockets: this, digits of the desktop's key, a random part. The Janitor removes old ones."""
+SOCKETS_KEY = 12
+"""Digits of a desktop's key in the name of its directory of sockets, after `sockets_prefix`."""
+
+
+def sockets_prefix(work_root: Path) -> str:
+    """Begin of the names of the socket directories that belong to the attempts below `work_root`.
+
+    They lie in the temporary directory, which others use as well: the path of a socket may have 107 bytes only.
+    """
+    return f"rollbook-{hashlib.sha256(str(work_root).encode()).hexdigest()[:12]}-"
 
 
 async def _run_child(job: _Job, isolation: Isolation, guest: GuestCheck) -> tuple[ChildRun, ExchangeLog]:
@@ -277,8 +286,7 @@ async def _run_child(job: _Job, isolation: Isolation, guest: GuestCheck) -> tupl
     async def control(path: str) -> Control:
         return await control_exchange(job.endpoints[GUEST_PORT], path, guest.expected or "")
 
-    # in the temporary directory: the path of a socket may have 107 bytes only
-    prefix = f"{SOCKETS_PREFIX}{job.work_dir.parent.name[:SOCKETS_KEY]}-"
+    prefix = sockets_prefix(job.work_dir.parent.parent) + f"{job.work_dir.parent.name[:SOCKETS_KEY]}-"
     with tempfile.TemporaryDirectory(prefix=prefix) as sockets, _exchange_path(job).open("w") as lines:
         log = ExchangeLog(file=lines)
         public = Path(sockets) / "s"  # readable inside the isolation; its parent keeps everybody else out

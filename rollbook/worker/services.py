@@ -88,8 +88,8 @@ class Services:
 
     @property
     def work_root(self) -> Path:
-        """The directory of all of them."""
-        return self.settings.state_dir / "work"
+        """The directory of all attempts of this deployment; another one may use the same state directory."""
+        return self.settings.state_dir / "work" / self.settings.deployment_id
 
     async def close(self) -> None:
         """Close every connection; desktops stay."""

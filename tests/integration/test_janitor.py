@@ -20,6 +20,7 @@ from models.contract import Resolved
 from models.episode import EpisodeStart
 from models.janitor import Reconciled, ReconcileRequest
 from models.spec import read_spec
+from rollbook.osworld.runner import sockets_prefix
 from rollbook.temporal.namespace import ensure_janitor, schedule_id
 from tests.support.system import System, null_spec, running_system, small_tasks, system_settings
 from tests.support.waiting import until
@@ -172,14 +173,17 @@ async def _ended(system: System, batch_id: str) -> bool:
 async def test_what_killed_workers_left_on_the_host_is_removed(system: System) -> None:
     work = system.services.work_root
     old, young = work / ("a" * 32), work / ("b" * 32)
-    sockets = Path(tempfile.gettempdir()) / f"rollbook-sockets-{'a' * 12}-test"
-    for directory in (old, young, sockets):
+    temporary = Path(tempfile.gettempdir())
+    sockets = temporary / f"{sockets_prefix(work)}{'a' * 12}-test"
+    others = [temporary / f"{sockets_prefix(Path('/other'))}{'a' * 12}-{work.name}", work.parent / "other" / ("a" * 32)]
+    for directory in (old, young, sockets, *others):
         (directory / "cache").mkdir(parents=True)
-    for directory in (old, sockets):
-        os.utime(directory, (time.time() - 7200,) * 2)
+        if directory != young:
+            os.utime(directory, (time.time() - 7200,) * 2)
     await _reconcile(system, 21)
-    assert [path.exists() for path in (old, young, sockets)] == [False, True, False]
-    shutil.rmtree(young)
+    assert [path.exists() for path in (old, young, sockets, *others)] == [False, True, False, True, True]
+    for directory in (young, *others):
+        shutil.rmtree(directory)
 
 
 @pytest.mark.parametrize(("inputs", "said"), [([{"sightings": 1}], "sightings: "), ([{}, {}], "2 inputs")])
