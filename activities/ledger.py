@@ -61,31 +61,33 @@ class LedgerActivities:
 
         The first call of a launch may answer with the image to inspect; nothing is registered then.
         """
-        settings = self._services.settings
         require_no_secrets(request.spec.model_dump(mode="json"))
         async with beating():
-            unrunnable, notice = dict[str, str](), ""
-            if await self._services.ledger.is_launched(request):  # its names mean what they meant then
-                resolved = Resolved()
-            else:
+            # A launch that was registered before keeps what its names meant then.
+            done = await self._services.ledger.registered_launch(request)
+            if done is None:
                 kind = self._provider_kind(request.spec)
                 if request.image is None and (inspect := self._inspect(request, kind)) is not None:
-                    return self._registered(Registered(request.batch_id, 0, 0, 0), inspect=inspect)
-                resolved = await self._resolve(request, kind)
-                contract_for(request.spec, resolved)  # refuses an agent contract id that differs from the spec's
-                tasks = await self._chosen(request.spec)
-                unrunnable, notice = await self._unrunnable(resolved, tasks)
-                _require_web(request.spec, [task for task in tasks if task.task_id not in unrunnable])
-            done = await self._services.ledger.register_batch(
-                request,
-                deployment_id=settings.deployment_id,
-                resolved=resolved,
-                unrunnable=unrunnable,
-                notice=notice,
-            )
-        return self._registered(done, notice=notice)
+                    return self._answer(Registered(request.batch_id, 0, 0, 0), inspect)
+                done = await self._register(request, kind)
+        return self._answer(done)
 
-    def _registered(self, done: Registered, notice: str = "", inspect: Inspect | None = None) -> RegisteredBatch:
+    async def _register(self, request: RegisterBatch, kind: ProviderKind) -> Registered:
+        spec = request.spec
+        resolved = await self._resolve(request, kind)
+        contract_for(spec, resolved)  # refuses an agent contract id that differs from the spec's
+        tasks = await self._chosen(spec)
+        unrunnable, notice = await self._unrunnable(resolved, tasks)
+        _require_web(spec, [task for task in tasks if task.task_id not in unrunnable])
+        return await self._services.ledger.register_batch(
+            request,
+            deployment_id=self._services.settings.deployment_id,
+            resolved=resolved,
+            unrunnable=unrunnable,
+            notice=notice,
+        )
+
+    def _answer(self, done: Registered, inspect: Inspect | None = None) -> RegisteredBatch:
         settings = self._services.settings
         return RegisteredBatch(
             batch_id=done.batch_id,
@@ -95,7 +97,7 @@ class LedgerActivities:
             slice_s=settings.pump_slice_s,
             slices_per_run=settings.pump_slices_per_run,
             heartbeat_s=settings.heartbeat_s,
-            notice=notice,
+            notice=done.notice,
             inspect=inspect,
         )
 

@@ -41,9 +41,9 @@ class Planning(Catalog):
     """Registration of batches."""
 
     @reads
-    async def is_launched(self, conn: AsyncConnection, request: RegisterBatch) -> bool:
-        """Return whether this launch of the batch is registered already."""
-        return await _is_launched(conn, request)
+    async def registered_launch(self, conn: AsyncConnection, request: RegisterBatch) -> Registered | None:
+        """The registration of this launch of the batch; None before it."""
+        return await _registered(conn, request.batch_id, 0) if await _is_launched(conn, request) else None
 
     @writes
     async def register_batch(
@@ -114,7 +114,12 @@ async def _registered(conn: AsyncConnection, batch_id: str, added: int) -> Regis
         tables.rollout.c.batch_id == batch_id
     )
     planned, final = (await conn.execute(counts)).one()
-    return Registered(batch_id=batch_id, planned=planned, added=added, final=final)
+    launch = tables.registration
+    newest = (
+        select(launch.c.notice).where(launch.c.batch_id == batch_id).order_by(launch.c.launch_index.desc()).limit(1)
+    )
+    notice = await conn.scalar(newest.limit(1)) or ""
+    return Registered(batch_id=batch_id, planned=planned, added=added, final=final, notice=notice)
 
 
 async def _is_launched(conn: AsyncConnection, request: RegisterBatch) -> bool:

@@ -56,6 +56,7 @@ class Registered:
     planned: int
     added: int
     final: int
+    notice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
