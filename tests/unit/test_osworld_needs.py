@@ -70,7 +70,7 @@ def test_missing_needs_name_their_place() -> None:
     assert missing_needs(wanting, full) == []
 
 
-@pytest.mark.skipif(not CANONICAL.is_dir(), reason="OSWorld's tasks are not here")
+@pytest.mark.skipif(not CANONICAL.is_dir(), reason="OSWorld's tasks are not at ROLLBOOK_SHARED")
 def test_every_canonical_task_needs_what_it_is_about() -> None:
     checked = 0
     for path in sorted(CANONICAL.glob("*/*.json")):

@@ -329,7 +329,10 @@ class DockerProvider(SandboxProvider):
             problem = None if details else await self._engine.pull(image)
             details = details or await self._engine.image(image)
             if details is None:
-                raise InvalidInput(f"{image!r} is not on the Docker host and could not be pulled ({problem})")
+                raise InvalidInput(
+                    f"{image!r} is not on the Docker host and could not be pulled ({problem}); "
+                    "load, pull or build it there, or correct the name"
+                )
         labels = (details.get("Config") or {}).get("Labels") or {}
         return ImageInfo(image, str(details["Id"]), labels.get(MANIFEST_LABEL))
 
