@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from rollbook.guest.forwarder import BODY_LIMIT, JSON_ROUTES, ReplyCheck
+from rollbook.guest.messages import BODY_LIMIT, JSON_ROUTES, ReplyCheck
 
 
 def problem(path: str, body: bytes, status: int = 200, encoding: str = "", port: int = 5000) -> str:

@@ -6,8 +6,8 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from rollbook.guest.exchanges import Exchange, ExchangeLog, Outcome
-from rollbook.guest.forwarder import host_header, is_cdp_listing, request_headers, rewrite_cdp, target
 from rollbook.guest.http import Endpoint
+from rollbook.guest.messages import host_header, is_cdp_listing, request_headers, rewrite_cdp, target
 
 
 def client(**headers: str) -> CIMultiDictProxy[str]:
