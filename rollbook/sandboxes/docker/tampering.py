@@ -77,12 +77,12 @@ def problems(changes: Changes, started_as: str, now: str | None) -> list[str]:
         started_as: Its process when the desktop was started; empty for a guest of another make.
         now: Its process now, empty without one; None when no process can be seen, for instance of a stopped desktop.
     """
-    found = []
+    signs = []
     if changes.server:
-        found.append(f"files of the guest server were changed: {_some(changes.server)}")
+        signs.append(f"files of the guest server were changed: {_some(changes.server)}")
     if started_as and now is not None and not _same(started_as, now):
-        found.append(f"the guest server is not the process of the start: {now or 'none'} instead of {started_as}")
-    return found
+        signs.append(f"the guest server is not the process of the start: {now or 'none'} instead of {started_as}")
+    return signs
 
 
 def _same(one: str, other: str) -> bool:
