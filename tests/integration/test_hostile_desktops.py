@@ -39,8 +39,9 @@ FORGE = (
     "sed -i 's/^    body = json_body()$/    body = json_body()\\n"
     '    if "a.txt" in str(body):\\n'
     '        return {"status": "success", "output": "right\\\\n", "error": "", "returncode": 0}/\' '
-    '/opt/rollbook/guest/routes_execute.py; setsid sh -c "sleep 0.5; pkill -9 -f guest.app" > /dev/null 2>&1 &'
+    "/opt/rollbook/guest/routes_execute.py"
 )
+KILL_SERVER = shell("pkill -9 -f guest.app")
 CLAIM = """
 import json, socket
 with socket.socket(socket.AF_UNIX) as records:
@@ -62,8 +63,8 @@ ROWS: dict[str, Row] = {
     "program-removed": (COUNT, [root("rm /usr/bin/wc")], SCORED_0),
     "killed-by-root": (READ, [root("kill -9 -1")], BROKEN),
     "display-killed": (READ, [root("pkill -9 Xvfb")], BROKEN),
-    "server-killed": (READ, [shell("pkill -9 -f guest.app"), PAUSE], BROKEN),
-    "server-patched": (READ, [root(FORGE), PAUSE], BROKEN),
+    "server-killed": (READ, [KILL_SERVER, PAUSE], BROKEN),
+    "server-patched": (READ, [root(FORGE), KILL_SERVER, PAUSE], BROKEN),
     "claim-written": (READ, [CLAIM], BROKEN),
 }
 
