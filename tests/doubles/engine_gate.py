@@ -22,7 +22,9 @@ class EngineGate:
         return f"unix://{self._path}"
 
     async def open(self) -> None:
-        """Let everybody through."""
+        """Let everybody through; an open gate stays as it is."""
+        if self._server is not None:
+            return
         self._server = await asyncio.start_unix_server(self._serve, self._path)
 
     async def shut(self) -> None:

@@ -19,7 +19,7 @@ TASKS = [
 
 
 @pytest.fixture(scope="session")
-async def gate(scratch: Path) -> AsyncIterator[EngineGate]:
+async def engine_gate(scratch: Path) -> AsyncIterator[EngineGate]:
     """The worker's way to the Docker engine; tests reach it directly."""
     gate = EngineGate(scratch / "engine.sock")
     await gate.open()
@@ -27,9 +27,16 @@ async def gate(scratch: Path) -> AsyncIterator[EngineGate]:
     await gate.shut()
 
 
+@pytest.fixture
+async def gate(engine_gate: EngineGate) -> AsyncIterator[EngineGate]:
+    """The gate, for a test that shuts it; open again after the test, also when it failed."""
+    yield engine_gate
+    await engine_gate.open()
+
+
 @pytest.fixture(scope="session")
 async def world(
-    scratch: Path, docker_client: docker.DockerClient, desktop_image: str, gate: EngineGate, deployment_id: str
+    scratch: Path, docker_client: docker.DockerClient, desktop_image: str, engine_gate: EngineGate, deployment_id: str
 ) -> AsyncIterator[World]:
     """Servers and a worker of their own that tests may kill; each test uses a batch of its own."""
     deployment = f"{deployment_id}-faults"
@@ -37,7 +44,7 @@ async def world(
         scratch / "faults",
         deployment,
         docker_client,
-        {"DOCKER_HOST": gate.docker_host},
+        {"DOCKER_HOST": engine_gate.docker_host},
         heartbeat_s=4,
         pump_slice_s=3,
         max_desktops=4,

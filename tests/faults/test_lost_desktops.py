@@ -80,6 +80,16 @@ async def _fails_three_times(world: World, key: str, what: str) -> None:
     assert "the Docker engine does not answer" in stuck.last_failure.message
 
 
+async def _evaluation_asks(world: World) -> None:
+    """Wait until the desktop answers the evaluator: before that, the evaluation itself needs the engine."""
+
+    def asked() -> bool:
+        rows = [row for container in world.containers() for row in container.top()["Processes"] or []]
+        return any(row[-1].startswith("sleep 8") for row in rows)
+
+    await until("the evaluator's command runs", lambda: asyncio.to_thread(asked))
+
+
 async def test_an_engine_that_is_away_costs_no_attempt(world: World, gate: EngineGate) -> None:
     """It is away while the episode acts, and again when it is to be examined; one attempt is all there is."""
     spec = world.spec(tasks={"ids": ["slow-evaluation"]}, max_attempts=1)
@@ -89,7 +99,7 @@ async def test_an_engine_that_is_away_costs_no_attempt(world: World, gate: Engin
     await gate.shut()
     await _fails_three_times(world, key, names.ACT)
     await gate.open()
-    await _runs(world, key, "a1-evaluate")
+    await _evaluation_asks(world)
     await gate.shut()
     await _fails_three_times(world, key, names.EXAMINE_DESKTOP)
     assert len(await asyncio.to_thread(world.containers)) == 1

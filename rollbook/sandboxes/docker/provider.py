@@ -134,6 +134,7 @@ class DockerProvider(SandboxProvider):
         # The guest boots meanwhile. No task runs in it yet, so nothing can leave before the rules are in force.
         refusal = await self._engine.run(lambda client: set_rules(client, details, spec.egress))
         if refusal is not None:
+            await self._alive(container_id)  # a container that ended meanwhile has no network to set rules in
             log.warning("desktop %s: its packet rules cannot be set, isolation is partial: %s", spec.key, refusal)
         await wait_ready(
             self._endpoint_of(details, GUEST_PORT),
