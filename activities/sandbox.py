@@ -164,6 +164,7 @@ class SandboxActivities:
             attempt=context.attempt_index,
             execution=str(context.execution_id),
             batch=context.batch_id,
+            stack=settings.stack_id,
             image=image.desktop_digest or image.desktop_image or "none",
             image_field=f"{field} ({image.desktop_image})" if image.desktop_digest else field,
             screen=desktop.screen,

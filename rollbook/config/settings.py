@@ -38,9 +38,14 @@ def default_max_desktops() -> int:
     return max(1, min(2 * (os.cpu_count() or 1), int(memory_gb / 1.5)))
 
 
+def _stack_id(state_dir: Path) -> str:
+    """Hash of a state directory's path: hexadecimal digits that two stacks on one machine do not share."""
+    return hashlib.sha256(str(state_dir.expanduser().absolute()).encode()).hexdigest()[:12]
+
+
 def _default_deployment(state_dir: Path) -> str:
     """A name of its own for each state directory: two stacks on one machine must not share desktops or queues."""
-    return f"local-{hashlib.sha256(str(state_dir.expanduser().absolute()).encode()).hexdigest()[:6]}"
+    return f"local-{_stack_id(state_dir)[:6]}"
 
 
 class Settings(EvaluatorSettings):
@@ -188,6 +193,11 @@ class Settings(EvaluatorSettings):
     def _queue(self, role: str) -> str:
         # "/" is in no deployment id: no other deployment's queue can have this name
         return f"{self.task_queue_orchestrate}/{role}" if self.split_task_queues else self.task_queue_orchestrate
+
+    @property
+    def stack_id(self) -> str:
+        """Mark of the desktops that workers with this state directory start, whatever their deployment is called."""
+        return _stack_id(self.state_dir)
 
     @property
     def artifacts(self) -> str:

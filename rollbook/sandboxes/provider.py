@@ -28,6 +28,7 @@ LABEL_ROLLOUT = "rollbook.rollout"
 LABEL_ATTEMPT = "rollbook.attempt"
 LABEL_BATCH = "rollbook.batch"
 LABEL_EXPIRES = "rollbook.expires_at"
+LABEL_STACK = "rollbook.stack"
 
 NONCE_TIMEOUT_S = 10.0
 
@@ -73,6 +74,8 @@ class SandboxSpec(BaseModel):
     execution: str = Field(min_length=1)
     """The attempt's execution id, which no other claim of any ledger has."""
     batch: str = ""
+    stack: str = ""
+    """`Settings.stack_id` of the worker that starts it: `down` removes the desktops of its own stack only."""
     image: str = Field(min_length=1)
     """A Docker image or the provider's name of a template; its digest where one was registered."""
     image_field: str = "desktop.image"
@@ -123,6 +126,7 @@ class SandboxSpec(BaseModel):
             LABEL_ROLLOUT: self.rollout,
             LABEL_ATTEMPT: str(self.attempt),
             LABEL_BATCH: self.batch,
+            LABEL_STACK: self.stack,
             LABEL_EXPIRES: expires_at.isoformat(timespec="seconds"),
         }
 
@@ -301,11 +305,11 @@ class SandboxProvider(ABC):
         returns how many."""
         return 0
 
-    async def remove_all(self, deployment: str) -> Removed:
-        """Remove every sandbox of `deployment`, then what else it kept."""
+    async def remove_all(self, labels: Mapping[str, str]) -> Removed:
+        """Remove every sandbox with all of `labels`, which must name the deployment, then what else it kept."""
         desktops = 0
         # Until a listing is empty: a worker killed a moment ago may have left a creation on its way.
-        while rows := await self.list({LABEL_DEPLOYMENT: deployment}):
+        while rows := await self.list(labels):
             await asyncio.gather(*(self.stop(row.sandbox_id) for row in rows))
             desktops += len(rows)
         return Removed(desktops, await self.tidy())

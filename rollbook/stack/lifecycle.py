@@ -17,7 +17,7 @@ from rollbook.config.unknown_names import unknown_names
 from rollbook.errors import InvalidInput, ProviderUnavailable
 from rollbook.redaction import redact_tail
 from rollbook.sandboxes.docker.checks import SETUP_SCRIPT, engine_fix, engine_problem, may_set_up_engine
-from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, Removed
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, LABEL_STACK, Removed
 from rollbook.sandboxes.registry import opened_providers
 from rollbook.stack.children import StackError, stop_leftovers
 from rollbook.stack.processes import ProcessRef, stop_process, wait_gone
@@ -104,7 +104,7 @@ async def _wait_ready(state_dir: StateDir, log: Log) -> StackState:
 
 
 async def down(settings: Settings, log: Log = print, engine: bool = False) -> None:
-    """Stop every process and remove every desktop and network of this deployment; harmless when nothing runs.
+    """Stop every process and remove every desktop and network of this stack; harmless when nothing runs.
 
     `engine=True` also stops a Docker engine that `up` started. Raises StackError when the Docker engine does not
     answer although the stack was started with one: its desktops may be left.
@@ -142,6 +142,11 @@ async def _remove_desktops(settings: Settings, state_dir: StateDir, log: Log) ->
         ) from error
     state_dir.engine_used.unlink(missing_ok=True)
     words = [f"{number} {kind} removed" for number, kind in zip(removed, removed._fields, strict=True) if number]
+    if left := await count_desktops(settings):
+        words.append(
+            f"{left} desktops of another stack with deployment id {settings.deployment_id} left alone "
+            "(`rollbook sandboxes ls` lists them)"
+        )
     log("; ".join(["the stack is down", *words]))
 
 
@@ -209,12 +214,14 @@ async def count_desktops(settings: Settings) -> int | None:
 
 
 async def remove_desktops(settings: Settings) -> Removed:
-    """Remove every desktop and every network of the deployment.
+    """Remove every desktop of this stack, and the deployment's networks that no desktop uses.
 
-    Raises ProviderUnavailable when a provider does not answer: something may be left then.
+    Another stack may have been given the same deployment id: its desktops stay. Raises ProviderUnavailable when a
+    provider does not answer: something may be left then.
     """
+    labels = {LABEL_DEPLOYMENT: settings.deployment_id, LABEL_STACK: settings.stack_id}
     async with opened_providers(settings) as providers:
-        removed = [await provider.remove_all(settings.deployment_id) for provider in providers.values()]
+        removed = [await provider.remove_all(labels) for provider in providers.values()]
     return Removed(sum(each.desktops for each in removed), sum(each.networks for each in removed))
 
 

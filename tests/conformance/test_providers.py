@@ -22,6 +22,7 @@ from rollbook.guest.http import GUEST_PORT, SERVICE_PORTS
 from rollbook.sandboxes.provider import (
     LABEL_DEPLOYMENT,
     LABEL_KEY,
+    LABEL_STACK,
     ProviderKind,
     SandboxProvider,
     SandboxSpec,
@@ -241,11 +242,14 @@ async def test_images_tidying_and_repeated_ends(bench: Bench) -> None:
 async def test_the_end_of_a_deployment(bench: Bench) -> None:
     own = bench.settings.model_copy(update={"deployment_id": f"{bench.settings.deployment_id}-end"})
     provider = bench.kind.open(own, 60.0)
-    for _ in range(2):
-        await provider.create(bench.spec(deployment=own.deployment_id))
-    removed = await provider.remove_all(own.deployment_id)
+    deployment, stack = {LABEL_DEPLOYMENT: own.deployment_id}, {LABEL_STACK: "a"}
+    for name in "aab":
+        await provider.create(bench.spec(deployment=own.deployment_id, stack=name))
+    removed = await provider.remove_all(deployment | stack)
     assert removed.desktops == (2 if bench.real else 0)
-    assert await provider.remove_all(own.deployment_id) == (0, 0)
+    assert len(await provider.list(deployment)) == (1 if bench.real else 0), "another stack's stays"
+    await provider.remove_all(deployment)
+    assert await provider.remove_all(deployment) == (0, 0)
     await provider.close()
 
 
@@ -267,7 +271,7 @@ async def test_down_and_ps_ask_every_provider(deployment_id: str, monkeypatch: p
     monkeypatch.setattr(memory_provider, "KIND", kind)
     monkeypatch.setattr("rollbook.sandboxes.registry.BUILT_IN", ())
     settings = load_settings(_env_file=None, deployment_id=deployment_id)
-    await provider.create(Bench(kind, provider, settings, "any").spec())
+    await provider.create(Bench(kind, provider, settings, "any").spec(stack=settings.stack_id))
     assert await count_desktops(settings) == 1
     assert await remove_desktops(settings) == (1, 0)
     assert await count_desktops(settings) == 0

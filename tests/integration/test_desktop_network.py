@@ -13,7 +13,7 @@ import pytest
 
 from rollbook.guest.http import GUEST_PORT
 from rollbook.sandboxes.docker.provider import DockerProvider
-from rollbook.sandboxes.provider import SandboxHandle, SandboxSpec
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxHandle, SandboxSpec
 
 PROBE = """
 import json, socket, sys
@@ -79,7 +79,7 @@ def listener() -> Iterator[Listener]:
 async def provider(deployment_id: str, desktop_image: str) -> AsyncIterator[DockerProvider]:
     provider = DockerProvider(f"{deployment_id}-net", max_desktops=4, quiet_s=0.1)
     yield provider
-    await provider.remove_all(provider.deployment)
+    await provider.remove_all({LABEL_DEPLOYMENT: provider.deployment})
     await provider.close()
 
 

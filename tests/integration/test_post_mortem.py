@@ -9,7 +9,7 @@ import docker
 import pytest
 
 from rollbook.sandboxes.docker.provider import DockerProvider
-from rollbook.sandboxes.provider import SandboxHandle, SandboxSpec
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, SandboxHandle, SandboxSpec
 
 Start = Callable[..., Awaitable[tuple[SandboxHandle, Any, str]]]
 
@@ -18,7 +18,7 @@ Start = Callable[..., Awaitable[tuple[SandboxHandle, Any, str]]]
 async def provider(deployment_id: str) -> AsyncIterator[DockerProvider]:
     opened = DockerProvider(f"{deployment_id}-mortem", max_desktops=8)
     yield opened
-    await opened.remove_all(opened.deployment)
+    await opened.remove_all({LABEL_DEPLOYMENT: opened.deployment})
     await opened.close()
 
 

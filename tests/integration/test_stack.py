@@ -27,7 +27,7 @@ from rollbook.config.connections import ledger_url, temporal_connect_config
 from rollbook.config.settings import Settings, load_settings
 from rollbook.errors import ConfigError
 from rollbook.sandboxes.docker.network import DEFAULT_SUBNETS, create_network
-from rollbook.sandboxes.provider import SandboxSpec
+from rollbook.sandboxes.provider import LABEL_STACK, SandboxSpec
 from rollbook.stack.children import StackError
 from rollbook.stack.lifecycle import down, logs, ps, up
 from rollbook.stack.processes import ProcessRef, free_port, marked_processes
@@ -325,8 +325,8 @@ async def test_a_private_parent_is_refused_not_opened(directory: Path) -> None:
 async def test_down_removes_the_desktops_and_networks_of_this_deployment_only(
     settings: Settings, docker_client: docker.DockerClient, deployment_id: str
 ) -> None:
-    ours = _container(docker_client, settings.deployment_id)
-    theirs = _container(docker_client, deployment_id)
+    ours = _container(docker_client, settings.deployment_id, settings.stack_id)
+    theirs = _container(docker_client, deployment_id, settings.stack_id)
     names = [
         _network(docker_client, owner) for owner in (settings.deployment_id, settings.deployment_id, deployment_id)
     ]
@@ -343,6 +343,20 @@ async def test_down_removes_the_desktops_and_networks_of_this_deployment_only(
     assert lines == ["the stack is down"]
 
 
+async def test_down_leaves_the_desktops_of_another_stack_with_the_same_deployment_id(
+    settings: Settings, docker_client: docker.DockerClient, tmp_path: Path
+) -> None:
+    other = settings.model_copy(update={"state_dir": tmp_path / "other"})
+    assert other.stack_id != settings.stack_id
+    theirs = _container(docker_client, settings.deployment_id, other.stack_id)
+    lines: list[str] = []
+    await down(settings, log=lines.append)
+    assert [container.id for container in containers_of(docker_client, settings.deployment_id)] == [theirs]
+    assert f"1 desktops of another stack with deployment id {settings.deployment_id} left alone" in lines[-1]
+    await down(other, log=lines.append)
+    assert lines[-1] == "the stack is down; 1 desktops removed"
+
+
 def _network(client: docker.DockerClient, deployment_id: str) -> str:
     """The network of a desktop whose container was never created."""
     spec = SandboxSpec(
@@ -356,7 +370,7 @@ async def test_down_without_an_answer_of_the_engine_is_no_success(
 ) -> None:
     """Every process is stopped all the same, and the next `down` finishes the work."""
     state = await up(settings, log=_quiet)
-    _container(docker_client, settings.deployment_id)
+    _container(docker_client, settings.deployment_id, settings.stack_id)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     for _ in range(2):
         with pytest.raises(StackError, match=rf"engine does not answer.*desktops of {settings.deployment_id} may be"):
@@ -385,12 +399,12 @@ async def test_up_points_out_a_misspelt_setting(settings: Settings, monkeypatch:
     assert lines[0] == "warning: ROLLBOOK_MAX_DESKTOP is not a setting: did you mean ROLLBOOK_MAX_DESKTOPS?"
 
 
-def _container(client: docker.DockerClient, deployment_id: str) -> str:
+def _container(client: docker.DockerClient, deployment_id: str, stack_id: str) -> str:
     """A created, never started container of an empty image: labels are all that matters here."""
     name = "rollbook-test-empty:latest"
     if not client.images.list(name):
         client.images.load(_empty_image(name))
-    labels = {DEPLOYMENT_LABEL: deployment_id}
+    labels = {DEPLOYMENT_LABEL: deployment_id, LABEL_STACK: stack_id}
     return str(client.containers.create(name, ["/none"], labels=labels).id)
 
 

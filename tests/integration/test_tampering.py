@@ -9,7 +9,7 @@ import docker
 import pytest
 
 from rollbook.sandboxes.docker.provider import DockerProvider
-from rollbook.sandboxes.provider import Examination, SandboxSpec
+from rollbook.sandboxes.provider import LABEL_DEPLOYMENT, Examination, SandboxSpec
 from tests.support.waiting import until
 
 
@@ -51,7 +51,7 @@ async def start(docker_client: docker.DockerClient, desktop_image: str, deployme
         return Desktop(provider, container, await provider.server_process(handle.sandbox_id))
 
     yield started
-    await provider.remove_all(provider.deployment)
+    await provider.remove_all({LABEL_DEPLOYMENT: provider.deployment})
     await provider.close()
 
 
