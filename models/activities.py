@@ -3,8 +3,11 @@
 `workflows` may not import `activities`, so both import this: find an implementation by the references to its constant.
 """
 
+import json
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from models import names
 from models.batch import (
@@ -38,6 +41,7 @@ from models.episode import (
     Observed,
     PhaseDone,
 )
+from models.explain import explain
 from models.janitor import Reconciled, ReconcileRequest
 
 In = TypeVar("In")
@@ -52,6 +56,17 @@ class Activity(Generic[In, Out]):
     """The name in Temporal."""
     request: type[In]
     result: type[Out]
+
+    def read(self, answer: Any) -> Out:
+        """Read a result, which a person may have completed by hand; raises ValueError.
+
+        Workflows read it here and give Temporal no `result_type`: a result that Temporal cannot decode would fail
+        the workflow's task again and again.
+        """
+        try:
+            return TypeAdapter(self.result).validate_json(json.dumps(answer))
+        except ValidationError as error:
+            raise ValueError(f"{self.name}: its result cannot be read: {explain(error)}") from error
 
 
 CLAIM = Activity(names.CLAIM, ClaimRequest, Claimed)

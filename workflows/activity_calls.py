@@ -1,10 +1,8 @@
 """The activity calls of an episode: queues, timeouts and retries in one place."""
 
-import json
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
@@ -34,7 +32,6 @@ from models.episode import (
     PhaseDone,
 )
 from models.evidence import ArtifactRef
-from models.explain import explain
 from models.identity import phase_name, step_name
 from models.outcome import RETRYABLE, Infra
 
@@ -216,7 +213,6 @@ class EpisodeActivities:
     ) -> Out:
         """Run an activity; `default` is the reason of a timeout or an unforeseen error. Raises Failure, Superseded."""
         try:
-            # decoded below: an undecodable result would fail this workflow's task again and again
             answer: Any = await workflow.execute_activity(
                 activity.name,
                 request,
@@ -235,21 +231,19 @@ class EpisodeActivities:
 
 
 def _decoded(activity: Activity[In, Out], answer: Any, default: Infra) -> Out:
-    """Read the result of an activity, which a person may have completed by hand. Raises Failure."""
+    """Read the result of an activity. Raises Failure."""
     try:
-        return TypeAdapter(activity.result).validate_json(json.dumps(answer))
-    except ValidationError as error:
-        detail = f"{activity.name}: its result cannot be read: {explain(error)}"
-        raise Failure(default, detail) from error
+        return activity.read(answer)
+    except ValueError as error:
+        raise Failure(default, str(error)) from error
 
 
 async def claim(request: ClaimRequest) -> Claimed:
     """Claim an attempt; waits for the ledger as long as it takes."""
     try:
-        claimed: Claimed = await workflow.execute_activity(
+        answer: Any = await workflow.execute_activity(
             activities.CLAIM.name,
             request,
-            result_type=activities.CLAIM.result,
             activity_id=f"claim-{request.n}",
             start_to_close_timeout=timedelta(seconds=60),
             retry_policy=LEDGER_RETRY,
@@ -257,4 +251,4 @@ async def claim(request: ClaimRequest) -> Claimed:
         )
     except ActivityError as error:
         raise translate(error, Infra.ROLLOUT_ERROR) from error
-    return claimed
+    return _decoded(activities.CLAIM, answer, Infra.ROLLOUT_ERROR)

@@ -18,18 +18,26 @@ class Janitor:
 
     @workflow.run
     async def run(self, *inputs: Any) -> Reconciled:
-        report: Reconciled = await workflow.execute_activity(
+        answer: Any = await workflow.execute_activity(
             RECONCILE.name,
             _request(inputs),
-            result_type=RECONCILE.result,
             start_to_close_timeout=timedelta(minutes=30),
             heartbeat_timeout=timedelta(seconds=60),
             retry_policy=RetryPolicy(initial_interval=timedelta(seconds=5), maximum_attempts=8),
         )
+        report = _report(answer)
         shown = {"alive": report.alive, "missing": report.missing}
         shown |= {name: report.totals.get(name, 0) for name in ("closed", "requeued", "reaped", "finished", "doubts")}
         workflow.set_current_details(", ".join(f"{name} {number}" for name, number in shown.items()))
         return report
+
+
+def _report(answer: Any) -> Reconciled:
+    try:
+        return RECONCILE.read(answer)
+    except ValueError as error:
+        unreadable = str(error)
+    raise ApplicationError(unreadable, non_retryable=True)
 
 
 def _request(inputs: tuple[Any, ...]) -> ReconcileRequest:

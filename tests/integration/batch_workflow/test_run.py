@@ -103,3 +103,26 @@ async def test_a_ledger_that_is_away_for_a_while_is_waited_for(client: Client, f
 
     fakes.on[names.PUMP] = away
     assert (await (await begin(client, fakes)).result()).state == "complete"
+
+
+async def test_a_result_that_cannot_be_read_is_asked_for_again(client: Client, fakes: FakeActivities) -> None:
+    """`temporal activity complete` gives an activity any result; the next call returns its own."""
+    by_hand = iter([{"state": "done by hand"}, None])
+
+    async def pump(request: Any) -> Any:
+        return next(by_hand, fakes.pumped())
+
+    fakes.on[names.PUMP] = pump
+    handle = await begin(client, fakes)
+    assert (await handle.result()).state == "complete"
+    assert fakes.count(names.PUMP) == 3
+    await replay(client, handle)
+
+
+async def test_a_result_that_is_never_readable_ends_the_batch_with_words(client: Client, fakes: FakeActivities) -> None:
+    async def register(request: Any) -> Any:
+        return {"batch_id": 7}
+
+    fakes.on[names.REGISTER_BATCH] = register
+    error = await refusal(await begin(client, fakes))
+    assert error.message.startswith("register_batch: its result cannot be read: ")
