@@ -49,12 +49,10 @@ class SandboxActivities:
         services = self._services
         context = await services.ledger.attempt_context(attempt, run_id())
         provider = services.provider(context.contract.desktop.provider)
-        spec = self._spec(context, provider)
         lease_s = services.settings.lease_s
         lease = await services.ledger.sandbox_of(attempt)
-        if lease is None or lease.state != "running":  # one that runs already adds no load by being adopted
-            require_calm(services.settings.max_pressure, read_pressure())
-        await services.ledger.sandbox_intent(
+        spec = self._spec(context, provider)
+        asked_at = await services.ledger.sandbox_intent(
             attempt,
             run_id(),
             sandbox_key=spec.key,
@@ -62,8 +60,12 @@ class SandboxActivities:
             provider=provider.name,
             lease_s=lease_s,
         )
+        if lease is None or lease.state != "running":  # one that runs already adds no load by being adopted
+            require_calm(services.settings.max_pressure, read_pressure())
         async with beating() as note:
-            handle = await provider.create(spec, note, lambda: self._ours(attempt))
+            handle = await provider.create(
+                spec.model_copy(update={"asked_at": asked_at}), note, lambda: self._ours(attempt)
+            )
             desktop = DesktopRef(
                 provider=provider.name,
                 sandbox_id=handle.sandbox_id,

@@ -1,5 +1,6 @@
 """Leases of desktops. The row is written before a desktop is created, so that none can be forgotten."""
 
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, select, true
@@ -31,10 +32,10 @@ class Leases(Store):
         deployment_id: str,
         provider: str,
         lease_s: float,
-    ) -> None:
+    ) -> datetime:
         """Record that the desktop of an attempt is about to be created or found; repeating it renews the lease.
 
-        Raises Fenced, and SandboxLost when the desktop was stopped already.
+        Returns the time of the first such call for the attempt. Raises Fenced, and SandboxLost when the desktop was stopped already.
         """
         await fence(conn, attempt, run_id)
         row = {
@@ -48,6 +49,8 @@ class Leases(Store):
         }
         await conn.execute(insert(tables.sandbox).values(row).on_conflict_do_nothing())
         await _update(conn, attempt, {"lease_until": _after(lease_s)})
+        asked_at: datetime = (await conn.execute(select(tables.sandbox.c.created_at).where(_of(attempt)))).scalar_one()
+        return asked_at
 
     @writes
     async def sandbox_started(

@@ -4,7 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -74,6 +74,8 @@ class SandboxSpec(BaseModel):
     execution: str = Field(min_length=1)
     """The attempt's execution id, which no other claim of any ledger has."""
     batch: str = ""
+    asked_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    """When the attempt first asked for a desktop: who asked first is served first."""
     stack: str = ""
     """`Settings.stack_id` of the worker that starts it: `down` removes the desktops of its own stack only."""
     image: str = Field(min_length=1)

@@ -454,6 +454,26 @@ async def test_a_full_host_is_busy_and_keeps_nothing(
     await small.close()
 
 
+async def test_who_asked_first_is_served_first(
+    spec: MakeSpec, deployment_id: str, provider: DockerProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = DockerProvider(deployment_id, max_desktops=1, quiet_s=0.1)
+    running, first, second, third = (spec() for _ in range(4))
+    handle = await small.create(running)
+    for asking, ahead in ((second, 0), (third, 1), (first, 0), (second, 1)):  # `first` asked here only once
+        with pytest.raises(CapacityBusy, match=f"{ahead} starts have waited longer") as busy:
+            await small.create(asking)
+        assert busy.value.retry_after_s == 1 + ahead
+    await small.stop(handle.sandbox_id)
+    with pytest.raises(CapacityBusy, match=r"0 of 1 desktops.* 2 starts have waited longer"):
+        await small.create(third)
+    served = await small.create(first)
+    await small.stop(served.sandbox_id)
+    monkeypatch.setattr("rollbook.sandboxes.docker.spec.GONE_S", 0.0)  # `second` does not ask any more
+    await small.create(third)
+    await small.close()
+
+
 async def test_workers_that_race_for_the_last_places_do_not_overshoot(
     spec: MakeSpec,
     deployment_id: str,
@@ -488,9 +508,10 @@ async def test_a_ticket_of_a_dead_worker_holds_no_place_for_ever(
     abandoned = spec()
     docker_client.containers.create(abandoned.image, labels={LABEL_DEPLOYMENT: deployment_id, LABEL_KEY: abandoned.key})
     small = DockerProvider(deployment_id, max_desktops=1, quiet_s=0.1)
+    waiting = spec()
     with pytest.raises(CapacityBusy):
-        await small.create(spec())
+        await small.create(waiting)
     monkeypatch.setattr("rollbook.sandboxes.docker.spec.STALE_TICKET", timedelta(0))
-    handle = await small.create(spec())
+    handle = await small.create(waiting)
     assert await small.status(handle.sandbox_id) is SandboxStatus.RUNNING
     await small.close()

@@ -159,7 +159,7 @@ class DockerProvider(SandboxProvider):
         tries, patient_until = 0, time.monotonic() + self._image_wait_s
         while True:
             try:
-                adopted = await self._adopt(spec.key)
+                adopted = await self._adopt(spec)
                 return (adopted, True) if adopted is not None else (await self._make(spec, on_progress), False)
             except (NameTaken, NetworkGone, ContainerGone) as error:
                 tries += 1
@@ -177,10 +177,10 @@ class DockerProvider(SandboxProvider):
                 on_progress(f"waiting for the image {spec.image}")
                 await asyncio.sleep(min(IMAGE_POLL_S, self._image_wait_s))
 
-    async def _adopt(self, key: str) -> str | None:
+    async def _adopt(self, spec: SandboxSpec) -> str | None:
         """The oldest living container of the key, running; the others are removed. One that ran and stopped has lost
         its guest's state, so it is removed as well."""
-        rows = await self._rows_of(key)
+        rows = await self._rows_of(spec.key)
         living = [row for row in rows if row["State"] in ("created", "running", "paused", "restarting")]
         living.sort(key=lambda row: (row["State"] == "created", row["Created"], row["Id"]))
         keep = living[0] if living else None
@@ -192,21 +192,21 @@ class DockerProvider(SandboxProvider):
         if keep["State"] == "paused":
             await self._engine.unpause(keep["Id"])
         elif keep["State"] == "created":
-            await self._start(keep["Id"])
+            await self._start(spec, keep["Id"])
         return str(keep["Id"])
 
     async def _make(self, spec: SandboxSpec, on_progress: OnProgress) -> str:
-        await self._capacity.check()
+        await self._capacity.check(spec)
         on_progress("creating the desktop")
         network = await self._engine.run(lambda client: create_network(client, spec, self._subnets))
         host = host_arguments(spec, network, self._publish_ip, await self._engine.cpus())
         call = self._engine.create(container_arguments(spec, datetime.now(UTC)), host)
         container_id = await asyncio.shield(self._failed_starts.remember(spec.key, call))
-        await self._start(container_id)
+        await self._start(spec, container_id)
         return container_id
 
-    async def _start(self, container_id: str) -> None:
-        await self._capacity.admit(container_id)
+    async def _start(self, spec: SandboxSpec, container_id: str) -> None:
+        await self._capacity.admit(spec, container_id)
         try:
             await self._engine.start(container_id)
         except NetworkGone:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -123,20 +124,32 @@ STALE_TICKET = timedelta(seconds=120)
 """A container that has not started by then belongs to a worker that died; it holds no place."""
 
 
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 5.0
+"""Pauses of the start that is next, and of one far back in the queue."""
+GONE_S = 20.0
+"""A start that has not asked again for so long, four times its pause, waits no more: its attempt has ended."""
+
+
 class Capacity:
-    """Places for the desktops of one deployment on one engine."""
+    """Places for the desktops of one deployment on one engine, given in the order in which attempts first asked.
+
+    The order is by `SandboxSpec.asked_at`, which the ledger keeps, so every worker of a host has the same one.
+    """
 
     def __init__(self, engine: Engine, deployment: str, max_desktops: int) -> None:
         self._engine = engine
         self._labels = {LABEL_DEPLOYMENT: deployment}
         self._max = max_desktops
+        self._waiting: dict[str, tuple[datetime, float]] = {}
+        """By key: when the attempt first asked, and when it asked last (monotonic seconds)."""
 
-    async def check(self) -> None:
-        """Raises CapacityBusy when every place is taken: a cheap look before anything is created."""
+    async def check(self, spec: SandboxSpec) -> None:
+        """Raises CapacityBusy when every place is taken, or awaited by starts that have waited for longer."""
         rows = await self._engine.rows(self._labels)
-        self._judge(sum(row["State"] in ("running", "paused", "restarting") for row in rows))
+        self._judge(spec, sum(row["State"] in ("running", "paused", "restarting") for row in rows))
 
-    async def admit(self, container_id: str) -> None:
+    async def admit(self, spec: SandboxSpec, container_id: str) -> None:
         """Let a created container have its place, or remove it and raise CapacityBusy."""
         rows = await self._engine.rows(self._labels)
         running = [row for row in rows if row["State"] in ("running", "paused", "restarting")]
@@ -144,7 +157,7 @@ class Capacity:
         if len(running) + len(waiting) <= self._max:
             return
         try:
-            self._judge(len(running) + await self._earlier(container_id, waiting))
+            self._judge(spec, len(running) + await self._earlier(container_id, waiting))
         except CapacityBusy:
             await self._engine.remove(container_id)
             raise
@@ -159,9 +172,19 @@ class Capacity:
         fresh = datetime.now(UTC) - STALE_TICKET
         return sum(fresh < at and (at, other) < mine for other, at in times.items() if other != container_id)
 
-    def _judge(self, taken: int) -> None:
-        if taken >= self._max:
-            raise CapacityBusy(f"{taken} of {self._max} desktops are running (ROLLBOOK_MAX_DESKTOPS)")
+    def _judge(self, spec: SandboxSpec, taken: int) -> None:
+        now = time.monotonic()
+        self._waiting = {key: ticket for key, ticket in self._waiting.items() if now - ticket[1] < GONE_S}
+        mine = (spec.asked_at, spec.key)
+        ahead = sum((asked_at, key) < mine for key, (asked_at, _) in self._waiting.items())
+        if taken + ahead < self._max:
+            self._waiting.pop(spec.key, None)
+            return
+        self._waiting[spec.key] = (spec.asked_at, now)
+        raise CapacityBusy(
+            f"{taken} of {self._max} desktops are running (ROLLBOOK_MAX_DESKTOPS), {ahead} starts have waited longer",
+            retry_after_s=min(FIRST_RETRY_S + ahead, LAST_RETRY_S),
+        )
 
 
 log = logging.getLogger(__name__)
