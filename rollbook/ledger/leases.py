@@ -35,7 +35,8 @@ class Leases(Store):
     ) -> datetime:
         """Record that the desktop of an attempt is about to be created or found; repeating it renews the lease.
 
-        Returns the time of the first such call for the attempt. Raises Fenced, and SandboxLost when the desktop was stopped already.
+        Returns the time of the first such call for the attempt. Raises Fenced, and SandboxLost when the desktop was
+        stopped already.
         """
         await fence(conn, attempt, run_id)
         row = {

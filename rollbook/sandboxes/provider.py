@@ -75,7 +75,7 @@ class SandboxSpec(BaseModel):
     """The attempt's execution id, which no other claim of any ledger has."""
     batch: str = ""
     asked_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
-    """When the attempt first asked for a desktop: who asked first is served first."""
+    """Time at which the attempt first asked for a desktop: the first to ask is served first."""
     stack: str = ""
     """`Settings.stack_id` of the worker that starts it: `down` removes the desktops of its own stack only."""
     image: str = Field(min_length=1)
