@@ -4,6 +4,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +13,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from models import names
 from models.batch import Counts
+from rollbook.artifacts import ArtifactStore
 from rollbook.cli.batches import control_of, life_of, state_of
 from rollbook.cli.command import AsJson, BatchArgument, Failed, finish
-from rollbook.cli.connections import connect, open_reader, redact_reason, settings
+from rollbook.cli.connections import connect, open_ledger, open_reader, redact_reason, settings
 from rollbook.cli.out import note, print_json, say
+from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
 from rollbook.ledger.reader import BatchRow, Reader
 
@@ -140,11 +143,18 @@ async def _cancel(batch_id: str, reason: str, wait: bool, as_json: bool) -> int:
     config = settings()
     client = await connect(config)
     async with open_reader(config) as reader:
-        await reader.batch(batch_id)
-        if await life_of(client, batch_id) != "running":
-            raise Failed(await why_not_running(client, reader, batch_id))
-        await client.get_workflow_handle(batch_id).cancel(reason=redact_reason(config, reason) or "rollbook cancel")
-        life = await _await_end(client, batch_id) if wait else "running"
+        row = await reader.batch(batch_id)
+        reason = redact_reason(config, reason) or "rollbook cancel"
+        life: str = await life_of(client, batch_id)
+        if life == "running":
+            await client.get_workflow_handle(batch_id).cancel(reason=reason)
+            life = await _await_end(client, batch_id) if wait else "running"
+        else:
+            counts = await reader.counts(batch_id)
+            if not counts.waiting + counts.running:
+                raise Failed(await why_not_running(client, reader, batch_id))
+            await _close(config, client, row, reason)
+            life = "canceled"
         counts = await reader.counts(batch_id)
     open_rows = counts.waiting + counts.running
     if as_json:
@@ -157,6 +167,17 @@ async def _cancel(batch_id: str, reason: str, wait: bool, as_json: bool) -> int:
         done = {"running": "is being cancelled", "canceled": "is cancelled"}.get(life, f"is {life}")
         say(f"{batch_id} {done}: {counts.admitted} admitted, {counts.masked} masked of {counts.planned} planned")
     return int(wait and open_rows > 0)
+
+
+async def _close(config: Settings, client: Client, batch: BatchRow, reason: str) -> None:
+    """Cancel a batch without a workflow, for instance a stopped one: close its rows, then end episodes still there."""
+    async with open_ledger(config) as ledger:
+        runs = await ledger.open_runs(batch.batch_id)
+        keep = ArtifactStore.open(config.artifacts).put
+        await ledger.close_open(batch.batch_id, reason, launch_id=batch.launch_id, keep=keep)
+    for key, run_id in runs:
+        with suppress(RPCError):  # it has ended; otherwise the Janitor ends it: its row is final
+            await client.get_workflow_handle(key, run_id=run_id).cancel(reason=reason)
 
 
 async def _await_end(client: Client, batch_id: str) -> str:

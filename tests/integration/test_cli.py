@@ -217,11 +217,24 @@ async def test_control_and_resume(rollbook: Rollbook, spec_file: Callable[..., s
     late = await rollbook("pause", "cli-6")
     assert late.code == 1
     assert "not running: stopped" in late.err
-    again = await rollbook("submit", file, "--batch-id", "cli-6")
-    assert "started: 10 rollouts planned" in again.out
-    assert (await rollbook("set-concurrency", "cli-6", "10")).code == 0
-    assert (await rollbook("watch", "cli-6")).code == 0
+    ended = await rollbook("cancel", "cli-6", "--yes", "--json")
+    assert (ended.code, ended.json["closed"], ended.json["waiting"], ended.json["planned"]) == (0, True, 0, 10)
+    assert (await rollbook("status", "cli-6", "--json")).json["state"] == "cancelled"
     assert (await rollbook("audit", "cli-6")).code == 0
+    twice = await rollbook("cancel", "cli-6", "--yes")
+    assert (twice.code, "is not running: cancelled" in twice.err) == (1, True)
+
+
+async def test_stop_and_resume(rollbook: Rollbook, spec_file: Callable[..., str]) -> None:
+    file = spec_file(**SLOW | {"policy": {"kind": "noop", "waits": 30}}, samples=2)
+    await rollbook("submit", file, "--batch-id", "cli-6b")
+    assert (await rollbook("stop", "cli-6b")).code == 0
+    assert (await rollbook("watch", "cli-6b")).code == 1
+    again = await rollbook("submit", file, "--batch-id", "cli-6b")
+    assert "started: 10 rollouts planned" in again.out
+    assert (await rollbook("set-concurrency", "cli-6b", "10")).code == 0
+    assert (await rollbook("watch", "cli-6b")).code == 0
+    assert (await rollbook("audit", "cli-6b")).code == 0
 
 
 async def test_cancel_then_rerun_what_is_masked(rollbook: Rollbook, spec_file: Callable[..., str]) -> None:
