@@ -215,7 +215,8 @@ class BenchmarkBatch:
             launch_id=info.first_execution_run_id,
         )
         try:
-            await shielded(self._call(activities.CLOSE_BATCH, request, 3600, heartbeat_s=30))
+            self._counts, _ = await shielded(self._call(activities.CLOSE_BATCH, request, 3600, heartbeat_s=30))
+            self._show("cancelled")
         except ActivityError as error:
             kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
             registered = self._registered is not None
@@ -297,4 +298,5 @@ def _continue_as_new(inputs: tuple[Any, ...]) -> NoReturn:
 
 
 def _refuse(message: str) -> NoReturn:
+    workflow.set_current_details(f"**{workflow.info().workflow_id}**: refused\n\n{message}")
     raise ApplicationError(message, type=names.INVALID_INPUT, non_retryable=True)

@@ -72,6 +72,6 @@ def controls(fakes: FakeActivities) -> list[Control]:
 
 
 async def details(handle: Handle) -> str:
-    """Details of a running workflow in the Temporal UI."""
+    """Details of a workflow in the Temporal UI, also after its end."""
     metadata: WorkflowMetadata = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
     return metadata.current_details

@@ -7,7 +7,7 @@ from temporalio.client import Client
 
 from models import names
 from tests.doubles.fake_activities import FakeActivities, Gate, fails
-from tests.support.batches import at_least, begin, ends_cancelled
+from tests.support.batches import at_least, begin, details, ends_cancelled
 
 
 @pytest.mark.parametrize("stubborn", [False, True], ids=["heeds-the-cancel", "answers-all-the-same"])
@@ -25,6 +25,7 @@ async def test_a_cancel_closes_the_batch_wherever_it_is(
     assert fakes.count(names.CLOSE_BATCH) == 1
     assert fakes.requests[names.CLOSE_BATCH][0].batch_id == handle.id
     assert fakes.log[-1] == names.CLOSE_BATCH
+    assert (await details(handle)).startswith(f"**{handle.id}**: cancelled")
 
 
 async def test_a_second_cancel_does_not_interrupt_the_closing(client: Client, fakes: FakeActivities) -> None:

@@ -12,7 +12,7 @@ from temporalio.client import Client
 from models import attributes, names
 from models.batch import Counts, PumpResult
 from tests.doubles.fake_activities import FakeActivities, fails
-from tests.support.batches import SPEC, Handle, begin, refusal, replay
+from tests.support.batches import SPEC, Handle, begin, details, refusal, replay
 
 
 async def test_a_batch_from_registration_to_whole(client: Client, fakes: FakeActivities) -> None:
@@ -28,6 +28,7 @@ async def test_a_batch_from_registration_to_whole(client: Client, fakes: FakeAct
     found = {pair.key.name: pair.value for pair in (await handle.describe()).typed_search_attributes}
     assert (found[attributes.BATCH], found[attributes.POLICY]) == (handle.id, "noop")
     assert await handle.query("counts", result_type=Counts) == fakes.counts
+    assert (await details(handle)).startswith(f"**{handle.id}**: complete")
     await replay(client, handle)
 
 
@@ -62,6 +63,7 @@ async def test_bad_input_fails_at_once_and_names_the_field(
     assert error.type == names.INVALID_INPUT
     assert error.non_retryable
     assert error.message.startswith(message)
+    assert await details(handle) == f"**{handle.id}**: refused\n\n{error.message}"
     assert fakes.log == []
     await replay(client, handle)
 
