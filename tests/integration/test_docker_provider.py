@@ -484,7 +484,7 @@ async def test_workers_that_race_for_the_last_places_do_not_overshoot(
     """Six starts by three workers for two places: two containers run, and the four others know that it is full."""
     workers = [DockerProvider(deployment_id, max_desktops=2, quiet_s=0.1) for _ in range(3)]
     image = image_that("sleep 1000")
-    starts = [worker.create(spec(image=image, ready_timeout_s=20.0)) for worker in workers for _ in range(2)]
+    starts = [worker.create(spec(image=image, ready_timeout_s=5.0)) for worker in workers for _ in range(2)]
     tasks = [asyncio.create_task(start) for start in starts]
     most = 0
     while not all(task.done() for task in tasks):

@@ -147,7 +147,8 @@ class Capacity:
     async def check(self, spec: SandboxSpec) -> None:
         """Raises CapacityBusy when every place is taken, or awaited by starts that have waited for longer."""
         rows = await self._engine.rows(self._labels)
-        self._judge(spec, sum(row["State"] in ("running", "paused", "restarting") for row in rows))
+        taken = sum(row["State"] in ("running", "paused", "restarting") for row in rows)
+        self._judge(spec, taken, self._ahead_of(spec))
 
     async def admit(self, spec: SandboxSpec, container_id: str) -> None:
         """Let a created container have its place, or remove it and raise CapacityBusy."""
@@ -157,7 +158,8 @@ class Capacity:
         if len(running) + len(waiting) <= self._max:
             return
         try:
-            self._judge(spec, len(running) + await self._earlier(container_id, waiting))
+            # a start that passed `check` only competes with the other containers that wait for a place
+            self._judge(spec, len(running) + await self._earlier(container_id, waiting), 0)
         except CapacityBusy:
             await self._engine.remove(container_id)
             raise
@@ -172,15 +174,18 @@ class Capacity:
         fresh = datetime.now(UTC) - STALE_TICKET
         return sum(fresh < at and (at, other) < mine for other, at in times.items() if other != container_id)
 
-    def _judge(self, spec: SandboxSpec, taken: int) -> None:
+    def _ahead_of(self, spec: SandboxSpec) -> int:
+        """Number of starts that asked earlier and still wait."""
         now = time.monotonic()
         self._waiting = {key: ticket for key, ticket in self._waiting.items() if now - ticket[1] < GONE_S}
         mine = (spec.asked_at, spec.key)
-        ahead = sum((asked_at, key) < mine for key, (asked_at, _) in self._waiting.items())
+        return sum((asked_at, key) < mine for key, (asked_at, _) in self._waiting.items())
+
+    def _judge(self, spec: SandboxSpec, taken: int, ahead: int) -> None:
         if taken + ahead < self._max:
             self._waiting.pop(spec.key, None)
             return
-        self._waiting[spec.key] = (spec.asked_at, now)
+        self._waiting[spec.key] = (spec.asked_at, time.monotonic())
         raise CapacityBusy(
             f"{taken} of {self._max} desktops are running (ROLLBOOK_MAX_DESKTOPS), {ahead} starts have waited longer",
             retry_after_s=min(FIRST_RETRY_S + ahead, LAST_RETRY_S),
