@@ -1,6 +1,7 @@
 """Entry point of the `rollbook` command."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from importlib.metadata import version
@@ -125,7 +126,16 @@ def run(arguments: list[str] | None = None) -> int:
         return FAILURE
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED
+    except OSError as error:
+        return _system_error(error)
     return 0
+
+
+def _system_error(error: OSError) -> int:
+    """A disk that is full, a file that may not be read: the file is named where the system names it."""
+    where = f"{error.filename}: " if error.filename else ""
+    note(f"error: {where}{error.strerror or error}")
+    return FAILURE
 
 
 def _code(code: str | int | None) -> int:
@@ -146,12 +156,17 @@ def _ledger_error(error: DBAPIError) -> int:
 
 def entrypoint() -> NoReturn:
     """Run, flush, leave. Not a normal exit: the Temporal client library may crash in it."""
+    if sys.stdout is None:  # closed by the caller: the result would be lost, and a file opened later take its number
+        os.write(2, b"error: standard output is closed; redirect it to a file or to /dev/null\n")
+        os._exit(FAILURE)
     code = run()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            code = code or FAILURE
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        note(f"error: standard output: {getattr(error, 'strerror', None) or error}")
+        code = code or FAILURE
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
     os._exit(code)
 
 

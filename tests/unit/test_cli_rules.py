@@ -163,6 +163,17 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [("> /dev/full", "error: No space left on device\n"), (">&-", "error: standard output is closed; redirect it")],
+)
+def test_an_output_that_takes_nothing_is_one_line(output: str, line: str) -> None:
+    command = f"{sys.executable} -m rollbook.cli.main --version {output}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(line)
+
+
 # --- input -----------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,3 +80,17 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
         files.publish()
         write_whole(second, [b"theirs"])  # the own file is in place: no other process waits for it
     assert found_in(tmp_path) == {"first": "1", "second": "theirs"}
+
+
+def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk: the write fails with an error of the system."""
+    program = (
+        "import resource, sys; from pathlib import Path; from rollbook.export.files import write_whole\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "write_whole(Path(sys.argv[1]), (b'x' * 1000 for _ in range(1000)))"
+    )
+    target = tmp_path / "rows.jsonl"
+    target.write_text("an earlier export")
+    done = subprocess.run([sys.executable, "-c", program, str(target)], capture_output=True, text=True, check=False)
+    assert "OSError: [Errno 27] File too large" in done.stderr
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("rows.jsonl", "an earlier export")]
