@@ -93,7 +93,7 @@ def provenance_of(spec: BatchSpec, task_ids: Iterable[str]) -> dict[str, Provena
         return {task_id: Provenance(None, None, derived_group_id(task_id)) for task_id in task_ids}
     event = spec.identity.sampling_event_id
     try:
-        groups = spec.identity.groups(task_ids)
+        groups = spec.identity.groups(task_ids, spec.samples)
     except ValueError as error:
         raise InvalidInput(str(error)) from error
     return {task_id: Provenance(event, group, scoped_group_id(event, group)) for task_id, group in groups.items()}
