@@ -1,13 +1,11 @@
 """References to evidence: histories and the ledger hold digests, the artifact store holds the bytes."""
 
-import hashlib
-from base64 import b64encode
 from typing import Any
 
 from pydantic import Field
 
 from models.base import Sha256, Wire
-from models.identity import canonical_json
+from models.identity import digest
 
 
 class ArtifactRef(Wire):
@@ -18,11 +16,11 @@ class ArtifactRef(Wire):
     media_type: str
 
 
-def source_part(png: bytes) -> dict[str, Any]:
-    """The part of a message that carried the image."""
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{b64encode(png).decode()}"}}
+def source_part(sha256: str) -> dict[str, Any]:
+    """An image in exported evidence; its bytes are the artifact with that digest."""
+    return {"type": "image_url", "image_url": f"media://{sha256}", "detail": None}
 
 
-def media_id(png: bytes) -> str:
-    """`media-` and 24 digits of the source part's SHA-256."""
-    return f"media-{hashlib.sha256(canonical_json(source_part(png)).encode()).hexdigest()[:24]}"
+def media_id(sha256: str) -> str:
+    """`media-` and 24 digits of the source part's SHA-256, which a reader of an export can compute again."""
+    return f"media-{digest(source_part(sha256))[:24]}"

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from models.evidence import source_part
 from models.identity import short_id
 from rollbook.evidence.load import AttemptEvidence, CallEvidence
 from rollbook.ledger.reader import Row
@@ -119,7 +120,7 @@ def media_assets(loaded: AttemptEvidence) -> list[dict[str, Any]]:
         {
             "media_id": one["media_id"],
             "content_digest": one["sha256"],
-            "source_part": {"type": "image_url", "image_url": f"media://{one['sha256']}", "detail": None},
+            "source_part": source_part(one["sha256"]),
             "original_dimensions": None,
             "color_mode": None,
             "source_format": None,

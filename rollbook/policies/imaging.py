@@ -72,7 +72,8 @@ def _resized(png: bytes, size: Size) -> bytes:
 def seen(png: bytes, max_pixels: int | None) -> tuple[Screen, bytes]:
     """The screen and its bytes as sent. Blocking and CPU-bound: call it in a thread."""
     image, (width, height) = scale_png(png, max_pixels=max_pixels)
-    media = MediaRef(media_id(image), hashlib.sha256(image).hexdigest(), width, height)
+    sha256 = hashlib.sha256(image).hexdigest()
+    media = MediaRef(media_id(sha256), sha256, width, height)
     return Screen(media, png_size(png)), image
 
 

@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import text
 from temporalio.client import WorkflowFailureError
 
+from models.identity import digest
 from rollbook.config.settings import PROJECT_ROOT
 from rollbook.errors import InvalidInput
 from rollbook.evidence.exact import exact_envelope
@@ -358,6 +359,7 @@ async def test_the_full_trace_has_arrays_and_calls(system: System, tmp_path: Pat
         assert one["completion_id"] == other["completion_id"]
         assert one["generation_contract_id"] == other["generation_contract_id"]
     media = {one["media_id"] for one in trace["media_assets"]}
+    assert media == {f"media-{digest(one['source_part'])[:24]}" for one in trace["media_assets"]}
     for call, row in zip(exact["trajectory_model_calls"], attempt.calls, strict=True):
         assert (call["environment_step"], call["parse_attempt"]) == (row.step, row.parse_attempt)
         assert call["response"]["content"] == (row.said or {})["content"]
