@@ -81,7 +81,7 @@ def test_two_events_have_one_contract() -> None:
 
 
 def _block(task_id: str = "t", rollout_index: int = 0, group: str = "g", **changes: Any) -> dict[str, Any]:
-    """What NeMo Gym's scoping gives one row."""
+    """The block that NeMo Gym's scoping gives one row."""
     return {
         "schema_version": 1,
         "rollout_id": scoped_rollout_id("e", group, task_id, rollout_index, 0),
