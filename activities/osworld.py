@@ -88,7 +88,7 @@ class OsworldActivities:
             score=stored.score,
             guest_failed=stored.guest_failed,
             reason=stored.reason,
-            detail=redact_head(stored.detail, 2000),
+            detail="" if stored.completed else redact_head(stored.detail, 2000),
         )
 
     async def _score(self, request: EvaluateRequest, job: Job) -> Scored:

@@ -64,6 +64,7 @@ def _print(row: Row) -> None:
             "counts": _verdict(row),
             "ended as": row["termination_reason"],
             "score": row["score"],
+            "checks": _checks(row),
             "reward": row["reward"],
             "detail": clean(row["detail"] or "", 1000) or None,
             "Temporal UI": row["ui"],
@@ -73,6 +74,14 @@ def _print(row: Row) -> None:
     _print_steps(row["steps_taken"], row["steps_of_attempt"])
     _print_decisions(row["decisions"], row["reruns"])
     _print_timeline(row["timeline"])
+
+
+def _checks(row: Row) -> str | None:
+    """The checks behind the score that counts, unless it is full."""
+    for attempt in row["attempts"]:
+        if attempt["attempt_index"] == row["selected_attempt"] and attempt["evaluated"] and row["score"] != 1:
+            return clean(attempt["evaluation_detail"] or "", 1000) or None
+    return None
 
 
 def _verdict(row: Row) -> str:

@@ -70,6 +70,7 @@ class Scored:
     guest_failed: bool = False
     """True when an exchange with the guest failed, so that a fresh desktop may help."""
     detail: str = ""
+    """The error; of a score, the checks behind it."""
     evaluator_revision: str = ""
     numpy: str = ""
     isolation: str = ""

@@ -129,7 +129,7 @@ class HttpDriver:
             score_type=result.score_type or "",
             reason=reason,
             guest_failed=result.guest_failed,
-            detail=detail,
+            detail=detail or result.checks,
             evaluator_revision=self._env.revision,
             numpy=self._env.numpy,
             isolation=result.isolation,

@@ -453,7 +453,7 @@ evaluation = Table(
     text("score_type", "type that the evaluator returned, for instance float", null=True),
     text("reason", "why it did not complete", null=True),
     Column("guest_failed", Boolean, nullable=False, comment="an exchange with the guest failed"),
-    text("detail", "error text, for people", server_default=""),
+    text("detail", "error text; of a score, the checks behind it; for people", server_default=""),
     text("evaluator_revision", "revision of the evaluator", null=True),
     text("numpy_version", "version of numpy that the evaluator used", null=True),
     text("task_digest", "the task version that was evaluated"),

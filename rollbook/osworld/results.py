@@ -68,6 +68,8 @@ class PhaseResult:
     status: Status
     value: float | int | bool | None
     """Score as the evaluator returned it (`evaluate`; a bool as 0 or 1), True (setup); None unless status is ok."""
+    checks: str
+    """The checks behind a score in words: metrics, compared values, results. Guest-made text is in it."""
     score_type: str | None
     """Python type of the score: int, float, bool, float64, …"""
     error_type: str

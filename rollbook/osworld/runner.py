@@ -417,6 +417,7 @@ def _report(
         phase=job.phase,
         status=verdict.status,
         value=verdict.value,
+        checks=redact_head(str(answer.get("checks", "")), MESSAGE_LIMIT),
         score_type=answer.get("score_type"),
         error_type=verdict.error_type,
         error_message=redact_head(verdict.error_message, MESSAGE_LIMIT),

@@ -15,6 +15,7 @@ from typing import Any
 
 from . import attached, confine, stand_ins
 from .bridge import Bridge
+from .checks import Checks
 
 # Troubles on this side of the wire that OSWorld's code logs, swallows, and then scores as a missing file.
 
@@ -94,7 +95,8 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
         return {"value": bool(env.setup_controller.setup(env.evaluator.get("postconfig", []), False))}
     if request["terminal_action"] is not None:
         env.action_history.append(request["terminal_action"])
-    return _score(env.evaluate())
+    checks = Checks(env)
+    return {**_score(env.evaluate()), "checks": checks.words()[:MESSAGE_LIMIT]}
 
 
 def _score(score: Any) -> dict[str, Any]:

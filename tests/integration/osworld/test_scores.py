@@ -60,18 +60,24 @@ async def test_scores_are_canonical(run: Run, guest: HttpGuest) -> None:
     assert solved.exchanges == {5000: {"ok": 2}}
     assert guest.paths() == ["/execute"]
     guest.routes["/execute"] = command("no\n")
-    assert (await run("evaluate", task())).value == 0.0
+    wrong = await run("evaluate", task())
+    assert (wrong.value, wrong.checks) == (0.0, "exact_match = 0.0 (result 'no\\n', expected {'expected': 'yes\\n'})")
 
 
 @pytest.mark.parametrize(
-    ("func", "action", "value"),
-    [("infeasible", "FAIL", 1), ("infeasible", "DONE", 0), ("infeasible", None, 0), ("exact_match", "FAIL", 0)],
+    ("func", "action", "value", "checks"),
+    [
+        ("infeasible", "FAIL", 1, "an infeasible task: FAIL is the answer, the last action was FAIL"),
+        ("infeasible", "DONE", 0, "an infeasible task: FAIL is the answer, the last action was DONE"),
+        ("infeasible", None, 0, "an infeasible task: FAIL is the answer, the last action was None"),
+        ("exact_match", "FAIL", 0, "a feasible task, and the last action was FAIL"),
+    ],
 )
 async def test_the_terminal_action_is_the_last_of_the_history(
-    run: Run, func: str, action: str | None, value: int
+    run: Run, func: str, action: str | None, value: int, checks: str
 ) -> None:
     result = await run("evaluate", task(func=func), terminal_action=action)
-    assert (result.status, result.value, result.score_type) == ("ok", value, "int")
+    assert (result.status, result.value, result.score_type, result.checks) == ("ok", value, "int", checks)
 
 
 async def test_a_fraction_passes_through(run: Run, guest: HttpGuest) -> None:
@@ -83,7 +89,15 @@ async def test_a_fraction_passes_through(run: Run, guest: HttpGuest) -> None:
         result=[{"type": "vm_command_line", "command": ["ask"]}] * 2,
         expected=[{"type": "rule", "rules": {"expected": "abcd"}}, half_right],
     )
-    assert (await run("evaluate", both)).value == 0.75
+    scored = await run("evaluate", both)
+    assert scored.value == 0.75
+    assert scored.checks == (
+        "exact_match = 1.0 (result 'abcd', expected {'expected': 'abcd'}); "
+        "fuzzy_match = 0.5 (result 'abcd', expected {'expected': 'abxy'})"
+    )
+    guest.routes["/execute"] = command("x")
+    first = await run("evaluate", both)
+    assert (first.value, first.checks) == (0.0, "exact_match = 0.0 (result 'x', expected {'expected': 'abcd'})")
 
 
 async def test_evaluate_does_not_run_the_postconfig_again(run: Run, guest: HttpGuest) -> None:
