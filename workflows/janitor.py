@@ -23,7 +23,9 @@ class Janitor:
             _request(inputs),
             start_to_close_timeout=timedelta(minutes=30),
             heartbeat_timeout=timedelta(seconds=60),
-            retry_policy=RetryPolicy(initial_interval=timedelta(seconds=5), maximum_attempts=8),
+            # by time, not by tries: on a queue shared by mistake, another deployment's worker uses up any number of them
+            schedule_to_close_timeout=timedelta(minutes=45),
+            retry_policy=RetryPolicy(initial_interval=timedelta(seconds=5), maximum_interval=timedelta(minutes=5)),
         )
         report = _report(answer)
         shown = {"alive": report.alive, "missing": report.missing}
