@@ -170,6 +170,7 @@ class SandboxActivities:
             image=image.desktop_digest or image.desktop_image or "none",
             image_field=f"{field} ({image.desktop_image})" if image.desktop_digest else field,
             screen=desktop.screen,
+            limits=desktop.limits,
             egress="open" if opened else "none",
             env=self._environment(),
             vnc_port=provider.vnc_port,

@@ -47,6 +47,19 @@ class Settle(Input):
     before_evaluation_s: float = Field(default=2.0, ge=0, le=300)
 
 
+class DesktopLimits(Input):
+    """Limits of one desktop on its host: what a task may use before it slows down or is killed."""
+
+    cpus: float = Field(default=2.0, gt=0, le=256)
+    """Cores; a host with fewer gives what it has."""
+    memory_mib: int = Field(default=3072, ge=128, le=1_048_576)
+    """Memory, swap included."""
+    pids: int = Field(default=2048, ge=64, le=4_194_304)
+    """Processes and threads."""
+    shm_mib: int = Field(default=512, ge=16, le=1_048_576)
+    """Size of /dev/shm (Chromium needs more than Docker's default)."""
+
+
 class DesktopSpec(Input):
     """The desktop on which the rollouts run."""
 
@@ -58,6 +71,7 @@ class DesktopSpec(Input):
     screen_width: int = Field(default=1920, ge=320, le=7680)
     screen_height: int = Field(default=1080, ge=240, le=4320)
     egress: Literal["auto", "none", "open"] = "auto"
+    limits: DesktopLimits = DesktopLimits()
 
     @property
     def screen(self) -> tuple[int, int]:
@@ -260,6 +274,7 @@ class Contract(RecordedContract):
                 "screen_size": list(desktop.screen),
                 "desktop_image": self.resolved.desktop_image,
                 "egress": desktop.egress,
+                "desktop_limits": desktop.limits.model_dump(),
                 "evaluator_revision": self.resolved.evaluator_revision,
             },
             "max_steps": self.limits.max_steps,

@@ -23,7 +23,7 @@ class Janitor:
             _request(inputs),
             start_to_close_timeout=timedelta(minutes=30),
             heartbeat_timeout=timedelta(seconds=60),
-            # by time, not by tries: on a queue shared by mistake, another deployment's worker uses up any number of them
+            # by time, not by tries: on a queue that deployments share by mistake, a foreign worker uses up many
             schedule_to_close_timeout=timedelta(minutes=45),
             retry_policy=RetryPolicy(initial_interval=timedelta(seconds=5), maximum_interval=timedelta(minutes=5)),
         )

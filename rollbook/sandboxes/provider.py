@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from models.contract import DesktopLimits
 from models.episode import DesktopRequest
 from models.identity import sandbox_key
 from models.outcome import Cause
@@ -47,21 +48,6 @@ async def always_owner() -> bool:
     return True
 
 
-class Limits(BaseModel):
-    """Limits of one desktop on its host."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    cpus: float = Field(default=2.0, gt=0)
-    """Cores; a host with fewer gives what it has."""
-    memory_mib: int = Field(default=3072, ge=128)
-    """Memory, swap included."""
-    pids: int = Field(default=2048, ge=64)
-    """Processes and threads."""
-    shm_mib: int = Field(default=512, ge=16)
-    """Size of /dev/shm (Chromium needs more than Docker's default)."""
-
-
 class SandboxSpec(BaseModel):
     """The desktop of one attempt. Its identity is (deployment, rollout, attempt, execution) and nothing else."""
 
@@ -84,7 +70,7 @@ class SandboxSpec(BaseModel):
     """The origin of the image's name, for the message when there is no such image."""
     screen: tuple[int, int] = (1920, 1080)
     """Width and height in pixels; the desktop is ready only when its screenshot has this size."""
-    limits: Limits = Limits()
+    limits: DesktopLimits = DesktopLimits()
     egress: Literal["none", "open"] = "none"
     """`open`: the guest may reach the internet."""
     env: Mapping[str, str] = Field(default_factory=dict)

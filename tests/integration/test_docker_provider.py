@@ -14,6 +14,7 @@ import docker
 import httpx
 import pytest
 
+from models.contract import DesktopLimits
 from rollbook.config.settings import PROJECT_ROOT, load_settings
 from rollbook.desktop.client import GuestClient
 from rollbook.errors import CapacityBusy, InvalidInput, ProviderUnavailable, SandboxLost, SandboxStartFailed
@@ -93,7 +94,7 @@ async def test_workers_that_create_one_key_agree(
 async def test_the_container_is_limited_and_published_on_loopback_only(
     provider: DockerProvider, spec: MakeSpec, docker_client: docker.DockerClient
 ) -> None:
-    wanted = spec()
+    wanted = spec(limits=DesktopLimits(cpus=0.75, memory_mib=1500, pids=700, shm_mib=100))
     handle = await provider.create(wanted)
     details = docker_client.api.inspect_container(handle.sandbox_id)
     host = details["HostConfig"]
@@ -101,7 +102,7 @@ async def test_the_container_is_limited_and_published_on_loopback_only(
     assert host["Memory"] == host["MemorySwap"] == wanted.limits.memory_mib * 1024**2
     assert host["PidsLimit"] == wanted.limits.pids
     assert host["ShmSize"] == wanted.limits.shm_mib * 1024**2
-    assert host["NanoCpus"] > 0
+    assert host["NanoCpus"] == 750_000_000
     assert not host["Privileged"]
     ports = details["NetworkSettings"]["Ports"]
     published = {int(name.removesuffix("/tcp")): rows for name, rows in ports.items() if rows}

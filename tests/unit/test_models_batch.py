@@ -206,6 +206,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"desktop": FULL["desktop"] | {"screen_width": 1281}}, "desktop.screen_width"),
     ({"desktop": FULL["desktop"] | {"image": None}}, "desktop.image"),
     ({"desktop": FULL["desktop"] | {"egress": "open"}}, "desktop.egress"),
+    ({"desktop": FULL["desktop"] | {"limits": {"cpus": 1}}}, "desktop.limits.cpus"),
     ({"observe": {"accessibility_tree": False, "terminal": True}}, "observe.accessibility_tree"),
     ({"action_runtime": "canonical"}, "action_runtime"),
     ({"reward_mode": "binary"}, "reward_mode"),

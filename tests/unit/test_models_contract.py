@@ -69,6 +69,7 @@ def test_the_agent_is_the_same(policy: dict[str, Any], changes: dict[str, Any]) 
         ({}, {"settle": {"after_action_s": 5}}),
         ({}, {"action_runtime": "exact-input"}),
         ({}, {"desktop": {"screen_width": 1280, "screen_height": 720}}),
+        ({}, {"desktop": {"limits": {"memory_mib": 2048}}}),
     ],
 )
 def test_the_agent_is_another(policy: dict[str, Any], changes: dict[str, Any]) -> None:
@@ -76,12 +77,12 @@ def test_the_agent_is_another(policy: dict[str, Any], changes: dict[str, Any]) -
 
 
 def test_the_digest_is_frozen() -> None:
-    assert contract().digest == "9a7c6cfcadfbb103ad7423a81f4e68c4a661f9d31770633f223133960054a9d2"
+    assert contract().digest == "eac68d7c9da51eb90190e31b8f4378b5728a30fbc553b7b298119f793f2bd4e2"
     raw = {"task_set": "demo", "policy": {"kind": "scripted", "script": "s"}, "desktop": {"provider": "null"}}
     scripted = read_spec(raw)
     assert (
         contract_of(scripted, Resolved(script_digest="a" * 64, null_desktop=True)).digest
-        == "c02c0ba2bb617084a11d4906be6d3ec98baeae55b1c027cde0c3fb4f21363922"
+        == "f26fc24dd86c6bde4f97c80c82fc9a22f2717cf11cbd7fcbc339d84761010661"
     )
 
 
@@ -92,7 +93,7 @@ def test_the_id_is_frozen() -> None:
         "thinking": None,
         "wire_contract_id": "openai-chat-completions-v1",
     }
-    assert contract().agent_contract_id == "agent-contract-e8e079a08bf761a199609255"
+    assert contract().agent_contract_id == "agent-contract-1a0dbfa2292a87f850d5f2a5"
 
 
 HYSTERESIS = {"name": "hysteresis", "params": {"low_water": 3, "high_water": 10}}
