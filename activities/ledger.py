@@ -17,7 +17,7 @@ from rollbook.ledger.records import Claim, Registered
 from rollbook.ledger.sanitize import require_no_secrets
 from rollbook.ledger.task_selection import Member, select_tasks
 from rollbook.osworld.needs import missing_needs, read_manifest
-from rollbook.policies.registry import contract_for, resolve_policy
+from rollbook.policies.registry import contract_for, probe_policy, resolve_policy
 from rollbook.redaction import redact_head
 from rollbook.sandboxes.provider import ProviderKind
 from rollbook.sandboxes.registry import provider_kind
@@ -78,6 +78,7 @@ class LedgerActivities:
         contract_for(spec, resolved)  # refuses an agent contract id that differs from the spec's
         tasks = await self._chosen(spec)
         unrunnable, notice = await self._unrunnable(resolved, tasks)
+        notice = "; ".join(filter(None, (notice, await probe_policy(spec, self._services))))
         _require_web(spec, [task for task in tasks if task.task_id not in unrunnable])
         return await self._services.ledger.register_batch(
             request,

@@ -24,6 +24,7 @@ from models import attributes, names
 from models.activities import CLOSE_BATCH, PUMP, SET_CONTROL
 from models.batch import CloseBatch, Control, Counts, PumpRequest, PumpResult
 from models.episode import EpisodeStart
+from rollbook.ledger.control import HELD
 from rollbook.ledger.records import StartRow
 from rollbook.worker.services import Services
 from rollbook.worker.wakeup import wait_for
@@ -31,6 +32,10 @@ from rollbook.worker.wakeup import wait_for
 IDLE_S = 0.5
 """Longest pause between two reads of the ledger; an episode that ends in this process ends the pause."""
 STARTS_AT_ONCE = 16
+HELD_LOOK_S = 2.0
+"""Pause between two looks at whether the model server is away."""
+SHOWN_S = 5.0
+"""The workflow's details may be wrong for so long about whether anything is started."""
 STALE_QUEUED_S = 30.0
 """An episode that has not claimed after this time is started again, which is harmless if it is only waiting."""
 DESKTOPS_WAIT_S = 60.0
@@ -55,6 +60,7 @@ class PumpActivities:
         """Keep the window full until the batch is whole, has stopped, or the slice is over."""
         ledger, batch_id = self._services.ledger, request.batch_id
         ends_at = time.monotonic() + request.slice_s
+        shown_until, look_at, held = time.monotonic() + SHOWN_S, 0.0, ""
         async with beating() as note:
             if request.thaw and not (await ledger.batch_control(batch_id)).frozen:
                 await self._each(await ledger.in_flight(batch_id), self._thaw)
@@ -62,18 +68,24 @@ class PumpActivities:
                 progress = self._services.wake_up.next_event
                 control = await ledger.batch_control(batch_id)
                 stopping = control.stopping or control.cancelling
-                if not control.cancelling and (control.stopping or not control.paused):
+                if time.monotonic() >= look_at:
+                    held = "" if stopping or control.paused else await self._why_held(batch_id)
+                    look_at = time.monotonic() + HELD_LOOK_S
+                if held != control.reason and (held or control.reason.startswith(HELD)):
+                    await ledger.hold(batch_id, held)
+                if not control.cancelling and not held and (control.stopping or not control.paused):
                     await self._fill(batch_id)  # while stopping: only what was queued and never claimed
                 state = await self._state(batch_id, stopping)
                 if state is not None and await self._desktops_end(batch_id, state, ends_at):
                     state = None
-                if state is None and time.monotonic() >= ends_at:
+                shown = bool(held) == request.held or time.monotonic() < shown_until
+                if state is None and (time.monotonic() >= ends_at or not shown):
                     state = "continue"
                 if state is not None:
                     counts = await ledger.counts(batch_id)
                     digest = (await ledger.completions(batch_id))[-1].digest if state == "whole" else ""
-                    return PumpResult.model_validate({"state": state, "counts": counts, "digest": digest})
-                note("paused" if control.paused else "running")
+                    return PumpResult.model_validate({"state": state, "counts": counts, "digest": digest, "held": held})
+                note("paused" if control.paused else held or "running")
                 await wait_for(progress, IDLE_S)
 
     @implements(CLOSE_BATCH)
@@ -117,6 +129,24 @@ class PumpActivities:
             await ledger.mark_queued([row.rollout_key for row in page], again=True)
         if rows and (await ledger.batch_control(batch_id)).frozen:
             await self._each([row.rollout_key for row in rows], self._freeze)
+
+    async def _why_held(self, batch_id: str) -> str:
+        """The reason for which nothing new may start: the model server is away. Empty while it answers.
+
+        The calls of running rollouts say so; where none runs, the server is asked, if this worker has its profile: a
+        desktop that waits for its model would be worth nothing.
+        """
+        ledger = self._services.ledger
+        endpoint = (await ledger.launched_spec(batch_id))["policy"].get("endpoint")
+        if endpoint is None:
+            return ""
+        if trouble := await ledger.endpoint_trouble(batch_id):
+            return f"{HELD}endpoint {endpoint!r}: {trouble}"
+        if endpoint not in self._services.models.names or await ledger.in_flight(batch_id):
+            return ""
+        if trouble := await self._services.models.get(endpoint).trouble():
+            return f"{HELD}{trouble}"
+        return ""
 
     async def _desktops_end(self, batch_id: str, state: str, ends_at: float) -> bool:
         """Return whether the end of the batch must wait for its last desktops, which are gone once it is complete.

@@ -89,6 +89,8 @@ class PumpRequest(Wire):
     slice_s: float
     thaw: bool = False
     """Set on the first call of a launch: thaw episodes that an earlier launch left frozen."""
+    held: bool = False
+    """The workflow's details say that nothing is started; the pump returns soon when that is no longer so."""
 
 
 class PumpResult(Wire):
@@ -98,6 +100,8 @@ class PumpResult(Wire):
     counts: Counts
     digest: str = ""
     """Digest of the whole batch."""
+    held: str = ""
+    """The reason for which nothing is started now."""
 
 
 class Control(Wire):

@@ -27,7 +27,7 @@ RollbookError
     │   ├── ModelRefused       the server refuses what will not change: no other attempt helps
     │   └── CallError          a call of the model client
     │       ├── ContextOverflow    the prompt does not fit: shrink the history and plan again, never repeat as it is
-    │       ├── RateLimited        429 or 503; `retry_after_s` is the server's wish
+    │       ├── RateLimited        429, or 503 that names a time; `retry_after_s` is the server's wish
     │       ├── AuthFailed         401 or 403: the profile's key is wrong
     │       ├── BadRequest         another 4xx: repeating it cannot help
     │       └── TransportFailed    5xx, refused, reset, cut, or no chat completion: repeating it may help

@@ -54,6 +54,7 @@ class BenchmarkBatch:
         self._waiting_controls = 0
         self._counts = Counts()
         self._remark = ""
+        self._held = ""
         self._pumped = False
 
     @workflow.run
@@ -196,13 +197,13 @@ class BenchmarkBatch:
         pumped = await settled(
             self._call(
                 activities.PUMP,
-                PumpRequest(batch_id=self._registered.batch_id, slice_s=slice_s, thaw=thaw),
+                PumpRequest(batch_id=self._registered.batch_id, slice_s=slice_s, thaw=thaw, held=bool(self._held)),
                 slice_s + 120,
                 heartbeat_s=self._registered.heartbeat_s,
                 summary="keep the window full",
             )
         )
-        self._counts = pumped.counts
+        self._counts, self._held = pumped.counts, pumped.held
         self._show(pumped.state)
         return pumped
 
@@ -272,8 +273,9 @@ class BenchmarkBatch:
             f"- masked: {counts.masked}",
             *([f"- excluded tasks: {counts.excluded}"] if counts.excluded else []),
         ]
-        if self._remark:
-            lines += ["", self._remark]
+        for words in (self._held, self._remark):
+            if words:
+                lines += ["", words]
         workflow.set_current_details("\n".join(lines))
 
 

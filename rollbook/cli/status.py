@@ -20,6 +20,7 @@ from rollbook.cli.connections import Links, connect, open_reader, settings
 from rollbook.cli.out import clean, console, duration, is_terminal, note, print_fields, print_json, print_table, say
 from rollbook.config.settings import Settings
 from rollbook.errors import ConfigError, InvalidInput
+from rollbook.ledger.control import HELD
 from rollbook.ledger.reader import BatchRow, Reader
 
 COUNTS = ("planned", "waiting", "running", "admitted", "masked")
@@ -303,7 +304,8 @@ class _Watch:
             if pulse.life != "running":
                 return row, counts, state
             ended, seconds = await self._reader.pace(self._batch_id, row.registered_at or row.created_at)
-            show(state, counts, eta_s(state, counts, ended, seconds), pulse.troubles)
+            held = [row.control_reason] if row.control_reason.startswith(HELD) else []
+            show(state, counts, eta_s(state, counts, ended, seconds), [*held, *pulse.troubles])
             if timeout_s is not None and time.monotonic() - started > timeout_s:
                 raise Failed(f"batch {self._batch_id} was not complete after {duration(timeout_s)}")
             await asyncio.sleep(POLL_S)

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterable, Sequence
+from datetime import UTC
 from typing import Any
 
 from sqlalchemy import RowMapping, func, select
@@ -26,6 +27,12 @@ _SQL = statements("control")
 
 REFUSALS = 3
 """Rollouts that a model server may refuse before their batch is stopped."""
+
+FAILURES = 3
+"""Failed calls without an answer in between that mean that a model server is away."""
+
+HELD = "nothing is started: "
+"""Beginning of the reason that the pump gives: it replaces and removes no other."""
 
 
 class BatchControls(Store):
@@ -61,6 +68,25 @@ class BatchControls(Store):
         said = f"stopped: the model server refused {refusals} rollouts: {redact_text(detail)[:400]}"
         await _update(conn, batch_id, "", {"stopping": True, "control_reason": said})
         return True
+
+    @reads
+    async def endpoint_trouble(self, conn: AsyncConnection, batch_id: str) -> str:
+        """Words about a model server that is away, empty while it answers.
+
+        Away: `FAILURES` calls of running attempts failed for want of a working server, of whatever batch of the
+        deployment that uses the endpoint, and none was answered since.
+        """
+        row = (await conn.execute(_SQL["endpoint_trouble"], {"batch_id": batch_id})).mappings().one()
+        if row["failures"] < FAILURES:
+            return ""
+        since = row["since"].astimezone(UTC).strftime("%H:%M:%S")
+        return f"no answer since {since} UTC, {row['rollouts']} running rollouts wait; last: {row['detail'][:300]}"
+
+    @writes
+    async def hold(self, conn: AsyncConnection, batch_id: str, reason: str) -> None:
+        """Keep with the batch why nothing is started now, in words that begin with `HELD`; empty when something is."""
+        words = {"batch_id": batch_id, "reason": sanitize(redact_text(reason))[:500], "mark": HELD}
+        await conn.execute(_SQL["hold"], words)
 
     @reads
     async def batch_control(self, conn: AsyncConnection, batch_id: str) -> BatchControl:

@@ -70,7 +70,9 @@ async def decide_next(
     another = await _earns_another(
         conn, row["rollout_key"], attempt_index, outcome, batch["max_attempts"], contract.on_desktop_broken
     )
-    workflow_lives = outcome.closed_by == "episode" and not batch["stopping"]
+    # without a model server the pump decides when to begin again: see `Control.endpoint_trouble`
+    model_away = outcome.facts.infrastructure_failure_reason is Infra.MODEL_CALL_FAILED
+    workflow_lives = outcome.closed_by == "episode" and not batch["stopping"] and not model_away
     state: State = "running" if workflow_lives else "waiting"
     return replace(
         outcome,

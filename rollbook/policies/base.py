@@ -179,6 +179,13 @@ class PolicyKind(Generic[Spec]):
         """Members of `Resolved`; raises InvalidInput that names the field."""
         return {}
 
+    async def probe(self, policy: Spec, sources: "Sources") -> str:
+        """Ask once, before anything is planned, whether the steps can be decided; returns a notice, empty for none.
+
+        Raises InvalidInput for what waiting cannot change, such as a key that is not accepted.
+        """
+        return ""
+
     async def find_names(self, policy: Spec, ledger: Ledger) -> dict[str, Any]:
         """Those members that every client can look up, not only a worker."""
         return {}

@@ -22,6 +22,8 @@ from rollbook.policies.agent import OVERFLOW, TIMEOUT, TRANSPORT, Agent, AgentTa
 from rollbook.policies.base import Answer, CallLog, Lookup, PolicyKind, Sources, Turn
 from rollbook.policies.call_log import Unstorable, answered_s, finish_despite_cancel
 from rollbook.policies.client import (
+    AuthFailed,
+    BadRequest,
     CallError,
     ChatReply,
     ChatRequest,
@@ -40,6 +42,8 @@ from rollbook.policies.protocols.registry import PARSERS, known_protocol
 
 LONGEST_PAUSE_S = 60.0
 """Between two tries after transport failures: 1, 2, 4, … seconds, at most this."""
+PROBE_S = 15.0
+"""Time limit of the probe at registration."""
 COMMIT_S = 30.0
 """Seconds that must be left when a call's deadline passes: its row has to be committed."""
 AT_ONCE = 256 * 1024
@@ -74,6 +78,23 @@ class OpenAIKind(PolicyKind[OpenAIPolicy]):
             raise InvalidInput(f"policy.endpoint: no endpoint profile {policy.endpoint!r} here (there are: {names})")
         parsers: dict[Purpose, str] = {"train": parser_of(policy, "train"), "eval": parser_of(policy, "eval")}
         return {"parser_id": parsers[lookup.purpose]}
+
+    async def probe(self, policy: OpenAIPolicy, sources: Sources) -> str:
+        """List the endpoint's models. A server that is away is waited for; see the pump."""
+        if policy.endpoint not in sources.models.names:  # another worker has the profile
+            return ""
+        name = f"endpoint {policy.endpoint!r}"
+        try:
+            listed = await sources.models.get(policy.endpoint).models(PROBE_S)
+        except AuthFailed as error:
+            raise InvalidInput(f"policy.endpoint: {name}: {error}") from error
+        except BadRequest as error:
+            return f"{name} does not list its models: {error}; is its base_url right?"
+        except (CallError, ModelTimeout):
+            return ""
+        if policy.model in listed:
+            return ""
+        return f"{name} does not list the model {policy.model!r}, it lists: {', '.join(listed[:5]) or 'none'}"
 
     async def open(self, context: AttemptContext, sources: Sources) -> "ModelPolicy":
         """A client of the endpoint that the newest launch names: the contract does not depend on where it is served."""

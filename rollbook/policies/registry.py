@@ -73,6 +73,12 @@ async def resolve_policy(
     return resolved
 
 
+async def probe_policy(spec: BatchSpec, sources: Sources) -> str:
+    """See `PolicyKind.probe`."""
+    kind = policy_kind(spec.policy.kind)
+    return await kind.probe(kind.read(spec.policy), sources)
+
+
 def contract_for(spec: BatchSpec, resolved: Resolved) -> Contract:
     """The contract; raises InvalidInput when the spec demands another agent."""
     try:

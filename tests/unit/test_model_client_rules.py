@@ -268,7 +268,7 @@ def test_what_is_no_completion_is_a_transport_failure(document: Any) -> None:
     [
         ({"message": "slow down", "code": 429}, RateLimited),
         ({"message": "slow down", "code": "rate_limit_exceeded"}, RateLimited),
-        ({"message": "Overloaded", "type": "overloaded_error"}, RateLimited),
+        ({"message": "Overloaded", "type": "overloaded_error"}, TransportFailed),
         ({"message": "no such key", "code": "401"}, AuthFailed),
         ({"message": "wrong", "type": "invalid_request_error"}, BadRequest),
         ({"message": "prompt is too long: 9 tokens > 8 maximum"}, ContextOverflow),
@@ -357,7 +357,7 @@ def test_a_reply_limit_beyond_the_context_is_a_mistake_not_an_outcome() -> None:
         (403, AuthFailed),
         (408, TransportFailed),
         (429, RateLimited),
-        (503, RateLimited),
+        (503, TransportFailed),
         (500, TransportFailed),
         (502, TransportFailed),
         (504, TransportFailed),
@@ -367,6 +367,17 @@ def test_statuses(status: int, kind: type[Exception]) -> None:
     error = answer(status, "no")
     assert type(error) is kind
     assert (error.reason, str(status) in str(error)) == ("model_call_failed", True)
+
+
+def test_an_overload_that_names_a_time_is_a_rate_limit_and_one_that_does_not_is_a_server_away() -> None:
+    for status, headers, kind in (
+        (503, {"retry-after": "7"}, RateLimited),
+        (503, {"retry-after-ms": "7000"}, RateLimited),
+        (503, {}, TransportFailed),
+        (529, {}, TransportFailed),
+    ):
+        error = refusal(status, b"Overloaded", headers)
+        assert (type(error), error.repeatable) == (kind, True), status
 
 
 def test_a_refused_request_for_token_ids_names_the_way_out() -> None:

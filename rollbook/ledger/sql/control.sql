@@ -116,3 +116,30 @@ WHERE batch_id = :batch_id AND ended.infrastructure_failure_reason = 'model_call
     AND EXISTS (SELECT FROM model_call AS call WHERE call.rollout_key = ended.rollout_key
         AND call.attempt_index = ended.attempt_index AND call.failure_kind = 'transport_error'
         AND call.telemetry ->> 'repeatable' = 'false');
+
+-- name: endpoint_trouble
+-- Calls of running attempts that found no working model server since the last answer of the same endpoint, in any batch
+-- of the deployment.
+WITH own AS (
+    SELECT batch.deployment_id, registration.spec -> 'policy' ->> 'endpoint' AS endpoint
+    FROM batch JOIN registration USING (batch_id, launch_id) WHERE batch_id = :batch_id
+), call AS (
+    SELECT model_call.rollout_key, model_call.completed, model_call.recorded_at, model_call.summary, model_call.parse_error,
+           model_call.failure_kind = 'transport_error' AND model_call.telemetry ->> 'repeatable' = 'true' AS failed
+    FROM own
+    JOIN batch ON batch.deployment_id = own.deployment_id
+    JOIN registration USING (batch_id, launch_id)
+    JOIN rollout USING (batch_id)
+    JOIN model_call ON model_call.rollout_key = rollout.rollout_key AND attempt_index = current_attempt
+    WHERE batch.closed_at IS NULL AND spec -> 'policy' ->> 'endpoint' = own.endpoint AND rollout.state = 'running'
+)
+SELECT count(*) AS failures, count(DISTINCT rollout_key) AS rollouts, min(recorded_at) AS since,
+       (array_agg(coalesce(parse_error, summary) ORDER BY recorded_at DESC))[1] AS detail
+FROM call
+WHERE failed AND recorded_at > coalesce((SELECT max(recorded_at) FROM call WHERE completed), '-infinity');
+
+-- name: hold
+-- The reason for which the pump starts nothing; an operator's reason of a pause or stop is left alone.
+UPDATE batch SET control_reason = :reason
+WHERE batch_id = :batch_id AND control_reason <> :reason AND NOT (paused OR frozen OR stopping OR cancelling)
+    AND (control_reason = '' OR starts_with(control_reason, :mark));

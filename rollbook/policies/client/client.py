@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import httpx
 
 from rollbook.config.settings import Settings
-from rollbook.errors import ConfigError, ModelTimeout, OutOfTime, TransportFailed
+from rollbook.errors import CallError, ConfigError, ModelTimeout, OutOfTime, TransportFailed
 from rollbook.policies.client.faults import refusal
 from rollbook.policies.client.profile import EndpointProfile, load_profiles
 from rollbook.policies.client.reply import Asked, ChatReply, read_reply
@@ -32,6 +32,13 @@ from rollbook.workclock import TICK_S, WorkClock
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn closes an idle connection: a request must not meet one that is just closing."""
+
+LOOK_S = 10.0
+LOOK_TIMEOUT_S = 10.0
+"""Pause between two looks at a server that nothing is sent to, and the time limit of one."""
+
+GATEWAY = frozenset({502, 503, 504})
+"""Answers of a gateway before a server that is away."""
 
 LARGEST_REPLY = 64 * 1024 * 1024
 """Bytes of an answer that are read, and kept: a bound for the worker's memory, far above any model's answer."""
@@ -69,6 +76,7 @@ class ModelClient:
         self.profile = profile
         self._slots = asyncio.Semaphore(profile.max_connections)
         self._http = _http_client(profile)
+        self._look_at, self._trouble = 0.0, ""
 
     async def chat(self, request: ChatRequest) -> ChatReply:
         """One completion, read: `send`, then `Exchanged.reply`; raises as they do."""
@@ -122,6 +130,21 @@ class ModelClient:
             return [str(entry["id"]) for entry in answer.json()["data"]]
         except (ValueError, KeyError, TypeError):
             raise TransportFailed("/models did not answer with a list of models", body=answer.content) from None
+
+    async def trouble(self) -> str:
+        """Words about a server that is away; empty when it answers, whatever it says. Asks every `LOOK_S` seconds."""
+        if time.monotonic() >= self._look_at:
+            self._trouble = ""
+            try:
+                await self.models(LOOK_TIMEOUT_S)
+            except (TransportFailed, ModelTimeout) as error:
+                silent = isinstance(error, ModelTimeout) or (error.status is None and not error.body)
+                if silent or getattr(error, "status", None) in GATEWAY:
+                    self._trouble = redact(str(error))
+            except CallError:
+                pass
+            self._look_at = time.monotonic() + LOOK_S
+        return self._trouble
 
     async def close(self) -> None:
         """Close the pool."""

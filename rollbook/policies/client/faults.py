@@ -150,7 +150,7 @@ def refusal(
     """The error for an answer that is not a success."""
     said = complaint(body)
     about = f"HTTP {status}: {said}" if said else f"HTTP {status}"
-    if status in (429, 503):
+    if status == 429 or (status == 503 and not headers.keys().isdisjoint(("retry-after", "retry-after-ms"))):
         return RateLimited(about, retry_after_s=retry_after_s(headers), status=status, body=body)
     if status in (401, 403):
         return AuthFailed(f"{about}; the key of the endpoint profile is not accepted", status=status, body=body)
