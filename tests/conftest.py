@@ -59,18 +59,23 @@ def pytest_keyboard_interrupt() -> None:
     psutil.wait_procs(workers, timeout=WORKER_EXIT_S)
 
 
+STACKS = frozenset({"tests.integration.test_stack_batches.py"})
+"""Modules with desktops that need nothing of the other desktops' fixtures."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give xdist its groups: all tests that use the Docker engine are one, every other module is one of its own.
+    """Give xdist its groups: the tests that use the Docker engine are one, every other module is one of its own.
 
-    Desktops then never compete for memory and processors with other desktops, and the fixtures of a module are
-    set up once. The group of the desktops begins first, because it takes longest.
+    Desktops then compete with few others for memory and processors, and the fixtures of a module are set up once. The
+    group of the desktops begins first, because it takes longest; whole stacks with desktops are a group beside it.
     """
     for item in items:
-        group = "desktops" if _uses_desktops(item) else item.nodeid.partition("::")[0].replace("/", ".")
+        module = item.nodeid.partition("::")[0].replace("/", ".")
+        group = "desktops" if _uses_desktops(item) and module not in STACKS else module
         item.add_marker(pytest.mark.xdist_group(group))
         # a whole batch on desktops takes minutes where the machine is loaded
-        if (item.get_closest_marker("slow") or group == "desktops") and not item.get_closest_marker("timeout"):
+        if (item.get_closest_marker("slow") or _uses_desktops(item)) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     items.sort(key=lambda item: not _uses_desktops(item))  # stable: the order within each half stays
 
