@@ -16,6 +16,7 @@ from rollbook.errors import LedgerConflict
 from rollbook.ledger.records import AttemptContext, StoredTurn
 from rollbook.policies.base import WAIT
 from rollbook.redaction import redact_head
+from rollbook.sandboxes.pressure import read_pressure
 from rollbook.workclock import WorkClock
 from rollbook.worker.services import Services
 
@@ -42,9 +43,16 @@ class DesktopActivities:
         if stored is None:
             began = time.time()
             async with driving(self._services, call) as driver, beating(), clock:
-                seen = await self._look(driver, context)
+                seen, answer_s = await self._look(driver, context)
             stored = await ledger.commit_turn(
-                call.attempt, run_id(), step=INITIAL_STEP, observation=seen, actions=[], started_at=began
+                call.attempt,
+                run_id(),
+                step=INITIAL_STEP,
+                observation=seen,
+                actions=[],
+                started_at=began,
+                pressure=read_pressure(),
+                answer_s=answer_s,
             )
         return Observed(observation=stored.observation, worked_s=clock.seconds)
 
@@ -63,9 +71,16 @@ class DesktopActivities:
             began = time.time()
             async with driving(self._services, request) as driver, beating() as note, clock:
                 done = await self._run(driver, context, request, call.actions, note)
-                seen = await self._look(driver, context)
+                seen, answer_s = await self._look(driver, context)
             stored = await ledger.commit_turn(
-                request.attempt, run_id(), step=request.step, observation=seen, actions=done, started_at=began
+                request.attempt,
+                run_id(),
+                step=request.step,
+                observation=seen,
+                actions=done,
+                started_at=began,
+                pressure=read_pressure(),
+                answer_s=answer_s,
             )
         return _acted(stored, clock.seconds)
 
@@ -105,22 +120,26 @@ class DesktopActivities:
             await asyncio.sleep(pause)
         return done
 
-    async def _look(self, driver: Driver, context: AttemptContext) -> Observation:
+    async def _look(self, driver: Driver, context: AttemptContext) -> tuple[Observation, float]:
+        """Observe. Returns also the seconds in which the desktop answered."""
+        asked_at = time.monotonic()
         parts, desktop = context.contract.observe, context.contract.desktop
         seen = await driver.observe(
             screen=desktop.screen,
             accessibility_tree=parts.accessibility_tree,
             terminal=parts.terminal,
         )
+        answer_s = time.monotonic() - asked_at
         for part, reason in seen.refused.items():
             activity.logger.warning("the desktop gave no %s: %s", part, reason)
         put = self._services.artifacts.put
         tree, text = seen.accessibility_tree, seen.terminal
-        return Observation(
+        observation = Observation(
             screenshot=await put(seen.screenshot, "image/png"),
             accessibility_tree=None if tree is None else await put(tree.encode(errors="replace"), "application/xml"),
             terminal=None if text is None else await put(text.encode(errors="replace"), "text/plain; charset=utf-8"),
         )
+        return observation, answer_s
 
 
 def _acted(turn: StoredTurn, worked_s: float) -> Acted:

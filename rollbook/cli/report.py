@@ -45,6 +45,7 @@ async def read(reader: Reader, batch_id: str, rollouts: bool) -> Row:
         "spread": await reader.spread(batch_id),
         "masked_reasons": await reader.masked(batch_id),
         "excluded": await reader.excluded(batch_id),
+        "under_pressure": await reader.under_pressure(batch_id),
         "notice": row.notice or "",
         "rollouts": await reader.rollouts(batch_id) if rollouts else None,
     }
@@ -72,6 +73,9 @@ def print_report(report: Row) -> None:
         say()
         print_table(("MASKED BECAUSE", "ROLLOUTS"), [(r["reason"], r["rollouts"]) for r in report["masked_reasons"]])
     print_excluded(report["excluded"])
+    if pressed := report["under_pressure"]:
+        say(f"{several(len(pressed), 'rollout')} set up or evaluated on a host under pressure, for instance "
+            f"{pressed[0]['rollout_key']}; `rollbook rerun {report['batch_id']} --under-pressure`")  # fmt: skip
     if report["rollouts"] is not None:
         say()
         print_rollouts(report["rollouts"])

@@ -15,6 +15,7 @@ from rollbook.cli.out import print_json, say, several
 from rollbook.cli.status import follow
 from rollbook.config.settings import Settings
 from rollbook.errors import InvalidInput
+from rollbook.ledger.admission import Selector
 from rollbook.ledger.reader import BatchRow, Reader
 from rollbook.policies.registry import pinned_spec
 
@@ -29,6 +30,10 @@ def rerun(
     failed: Annotated[
         bool, typer.Option("--failed", help="Those masked by a failure outside the policy, cancelled ones excepted.")
     ] = False,
+    under_pressure: Annotated[
+        bool,
+        typer.Option("--under-pressure", help="Those set up or evaluated on a host under pressure; see the audit."),
+    ] = False,
     rollout: Annotated[list[str] | None, typer.Option("--rollout", help="This one; may be repeated.")] = None,
     supersede: Annotated[
         bool, typer.Option("--supersede", help="Also run admitted ones again; they count as superseded.")
@@ -37,8 +42,9 @@ def rerun(
     as_json: AsJson = False,
 ) -> None:
     """Run final rollouts again. Nothing is deleted: the old attempts stay, and the request with its reason."""
-    if sum((masked, failed, bool(rollout))) != 1:
-        raise InvalidInput("rerun: give one of --masked, --failed and --rollout KEY")
+    if sum((masked, failed, under_pressure, bool(rollout))) != 1:
+        raise InvalidInput("rerun: give one of --masked, --failed, --under-pressure and --rollout KEY")
+    named: Selector = "masked" if masked else "failed" if failed else "under pressure"
 
     async def work() -> int:
         config = settings()
@@ -46,7 +52,7 @@ def rerun(
         async with open_reader(config) as reader, open_ledger(config) as ledger:
             row = await reader.batch(batch)
             keys = [await reader.find_rollout(part_of_key) for part_of_key in rollout or []]
-            which = keys or ("masked" if masked else "failed")
+            which = keys or named
             waiting = await ledger.request_rerun(
                 batch, which, reason=redact_reason(config, reason), requested_by=whoami(), supersede=supersede
             )

@@ -20,7 +20,7 @@ from rollbook.ledger.sanitize import redact_text
 from rollbook.ledger.sql import statements
 from rollbook.ledger.store import Store, writes
 
-Selector = Literal["masked", "failed", "all"]
+Selector = Literal["masked", "failed", "under pressure", "all"]
 
 IMPORTED = "imported"
 """Policy kind of a batch that was imported: it has no workflow and is never run again."""

@@ -231,10 +231,13 @@ class Attempts(Store):
         observation: Observation,
         actions: list[dict[str, Any]],
         started_at: float,
+        pressure: dict[str, float] | None = None,
+        answer_s: float | None = None,
     ) -> StoredTurn:
         """Commit the actions of a step and the observation after them; the first committed turn counts.
 
-        `started_at`: Unix time of the worker, seconds.
+        `started_at`: Unix time of the worker, seconds. `pressure`: of the host, in percent by resource, after the
+        observation. `answer_s`: seconds in which the desktop answered it.
         """
         await fence(conn, attempt, run_id)
         refs = {name: getattr(observation, name) for name in _ARTIFACTS_OF_TURN}
@@ -249,6 +252,8 @@ class Attempts(Store):
             "in_doubt": statuses.count("in_doubt"),
             "raised": statuses.count("raised"),
             "began": started_at,
+            "pressure": pressure,
+            "answer_s": answer_s,
             "row_digest": "",
         }
         if await conn.scalar(_INSERT_TURN, values) is not None:

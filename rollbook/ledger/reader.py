@@ -144,6 +144,10 @@ class Reader(Store):
         """Reasons for which rollouts are masked, with their numbers, most frequent first."""
         return await self._rows("masked", batch_id=batch_id)
 
+    async def under_pressure(self, batch_id: str) -> list[Row]:
+        """Rollouts that were set up or evaluated on a host under pressure: phase, resource and percent."""
+        return await self._rows("under_pressure", batch_id=batch_id)
+
     async def pace(self, batch_id: str, since: datetime) -> tuple[int, float]:
         """(rollouts that ended, seconds that passed) since a time."""
         row = (await self._rows("pace", batch_id=batch_id, since=since))[0]

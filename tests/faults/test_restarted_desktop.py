@@ -23,6 +23,11 @@ async def test_a_restarted_desktop_is_a_lost_one(world: World) -> None:
         "SELECT attempt_index, termination_reason, score FROM outcome WHERE rollout_key = :key ORDER BY 1", key=KEY
     )
     assert [tuple(row.values()) for row in ended] == [(1, "sandbox_lost", None), (2, "agent_done", 1.0)]
+    measured = await world.rows(
+        "SELECT pressure <> '{}' AND answer_s > 0 AS both FROM turn WHERE rollout_key = :key", key=KEY
+    )
+    assert len(measured) >= 8
+    assert all(row["both"] for row in measured), "each step has the host's pressure and the desktop's answer time"
     report = await world.system.audit("restarted")
     assert report.ok, report.findings
     await world.no_desktop_is_left()

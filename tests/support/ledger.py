@@ -175,7 +175,13 @@ class Kit:
                 await self._turn(attempt, run_id, step)
 
     async def step(
-        self, key: str, attempt_index: int, run_id: str, step: int, terminal_action: Literal["DONE"] | None = None
+        self,
+        key: str,
+        attempt_index: int,
+        run_id: str,
+        step: int,
+        terminal_action: Literal["DONE"] | None = None,
+        **host: Any,
     ) -> None:
         """One decided and acted step with its evidence."""
         attempt = ref(key, attempt_index)
@@ -188,9 +194,9 @@ class Kit:
                 response=artifact(f"{key}/{step}/r"),
             )
             await self.ledger.commit_model_call(attempt, run_id, call)
-        await self._turn(attempt, run_id, step)
+        await self._turn(attempt, run_id, step, **host)
 
-    async def _turn(self, attempt: AttemptRef, run_id: str, step: int) -> None:
+    async def _turn(self, attempt: AttemptRef, run_id: str, step: int, **host: Any) -> None:
         await self.ledger.commit_turn(
             attempt,
             run_id,
@@ -198,6 +204,7 @@ class Kit:
             observation=Observation(screenshot=artifact(f"{attempt.rollout_key}/{step}")),
             actions=[] if step == 0 else [{"status": "ok"}],
             started_at=1_700_000_000.0,
+            **host,
         )
 
     async def run(self, key: str, run_id: str | None = None, *, score: float = 1.0, steps: int = 2) -> Finalized:

@@ -51,6 +51,8 @@ WHERE batch_id = :batch_id
         WHEN 'masked' THEN state = 'final' AND NOT coalesce(decision.admitted, false)
         WHEN 'failed' THEN state = 'final' AND NOT coalesce(decision.admitted, false)
             AND infrastructure_failure_reason IS NOT NULL AND infrastructure_failure_reason <> 'cancelled'
+        WHEN 'under pressure' THEN state = 'final'
+            AND EXISTS (SELECT FROM under_pressure AS pressed WHERE pressed.rollout_key = rollout.rollout_key)
         WHEN 'all' THEN state = 'final'
         WHEN 'named' THEN true END
     AND (CAST(:keys AS text[]) IS NULL OR rollout.rollout_key = ANY(CAST(:keys AS text[])))

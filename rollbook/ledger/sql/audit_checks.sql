@@ -512,6 +512,11 @@ FROM rollout JOIN outcome USING (rollout_key) JOIN batch USING (batch_id)
 LEFT JOIN examination USING (rollout_key, attempt_index)
 WHERE batch_id = :batch_id AND infrastructure_failure_reason = 'desktop_broken';
 
+-- name: notice under_pressure
+SELECT rollout_key AS subject, 'attempt ' || attempt_index || ': ' || phase || ' under pressure, ' || resource || ' '
+    || percent || ' %; `rerun --under-pressure` runs such rollouts again' AS detail
+FROM under_pressure WHERE batch_id = :batch_id ORDER BY rollout_key;
+
 -- name: notice redecided
 SELECT rollout_key AS subject, 'attempt ' || attempt_index || ': ' || scope || ' '
     || CASE WHEN admitted THEN 'admitted' ELSE 'masked' END || ' by ' || decided_by || ': ' || reason AS detail

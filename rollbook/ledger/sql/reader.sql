@@ -32,6 +32,10 @@ ORDER BY domain_rank(domain), domain, task_id;
 SELECT admission_reason AS reason, count(*) AS rollouts FROM rollout_result WHERE batch_id = :batch_id AND masked
 GROUP BY admission_reason ORDER BY rollouts DESC, admission_reason;
 
+-- name: under_pressure
+SELECT rollout_key, attempt_index, phase, resource, percent FROM under_pressure WHERE batch_id = :batch_id
+ORDER BY percent DESC, rollout_key;
+
 -- name: pace
 SELECT count(*) AS ended, extract(epoch FROM now() - :since) AS seconds
 FROM rollout_result WHERE batch_id = :batch_id AND state = 'final' AND ended_at >= :since;
@@ -97,7 +101,8 @@ FROM rerun_request WHERE rollout_key = :key ORDER BY request;
 -- name: steps
 SELECT step, call.summary, call.actions, call.terminal_action, call.policy_stop_reason, call.parse_error,
        call.model_name, call.latency_s, call.prompt_sha256, call.response_sha256, turn.actions AS done,
-       turn.in_doubt, turn.raised, turn.screenshot_sha256, turn.accessibility_tree_sha256, turn.ended_at
+       turn.in_doubt, turn.raised, turn.screenshot_sha256, turn.accessibility_tree_sha256, turn.ended_at,
+       turn.pressure, turn.answer_s
 FROM (SELECT * FROM turn WHERE rollout_key = :key AND attempt_index = :attempt) AS turn
 FULL JOIN (SELECT DISTINCT ON (step) * FROM model_call WHERE rollout_key = :key AND attempt_index = :attempt
            ORDER BY step, parse_attempt DESC) AS call USING (step)

@@ -74,12 +74,14 @@ RETURN encode(sha256(convert_to(ROW(
     r.evidence, extract(epoch FROM r.decided_at)
 )::text, 'UTF8')), 'hex');
 
+-- Rows from before revision 0020 have none of its columns, and keep their seal.
 CREATE OR REPLACE FUNCTION seal(r turn) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
 RETURN encode(sha256(convert_to(ROW(
     r.rollout_key, r.attempt_index, r.step, r.screenshot_sha256, r.accessibility_tree_sha256,
     r.terminal_sha256, r.actions, r.in_doubt, r.raised, extract(epoch FROM r.started_at),
     extract(epoch FROM r.ended_at)
-)::text, 'UTF8')), 'hex');
+)::text || CASE WHEN num_nonnulls(r.pressure, r.answer_s) = 0 THEN ''
+    ELSE ROW(r.pressure, encode(float8send(r.answer_s), 'hex'))::text END, 'UTF8')), 'hex');
 
 -- Rows from before revision 0005 have none of its columns, and keep their seal.
 CREATE OR REPLACE FUNCTION seal(r model_call) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE

@@ -433,3 +433,18 @@ SELECT batch_id, domain, rollout_key, attempt_index, phase, ok, guest_failed, de
 FROM phase JOIN rollout USING (rollout_key)
 ORDER BY rollout_key, attempt_index, started_at;
 COMMENT ON VIEW phases IS 'runs of OSWorld''s setup, postconfig and evaluation against a desktop, failed ones too';
+
+-- 80: a process waits for most of the time, and the half seconds on which canonical setups and postconfigs rely are
+-- not enough any more.
+CREATE VIEW under_pressure AS
+SELECT batch_id, domain, rollout_key, attempt_index, phase, resource, percent
+FROM (
+    SELECT DISTINCT ON (rollout_key) batch_id, domain, rollout_key, attempt_index, phase.phase, resource,
+           CAST(read.percent AS double precision) AS percent
+    FROM rollout JOIN phase USING (rollout_key)
+    CROSS JOIN LATERAL jsonb_each_text(phase.pressure) AS read (resource, percent)
+    WHERE attempt_index = selected_attempt AND phase.ok
+    ORDER BY rollout_key, CAST(read.percent AS double precision) DESC
+) AS worst
+WHERE percent > 80;
+COMMENT ON VIEW under_pressure IS 'rollouts whose selected attempt was set up or evaluated on a host under pressure';

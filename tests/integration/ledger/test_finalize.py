@@ -128,7 +128,6 @@ RETRIED = [
     ("sandbox_lost", False),
     ("setup_interrupted", False),
     ("evaluation_interrupted", False),
-    ("model_call_failed", False),
     ("evaluator_error", True),
     ("setup_failed", False),
     ("task_timeout", False),
@@ -151,6 +150,14 @@ async def test_endings_that_earn_an_attempt(kit: Kit, reason: str, guest_failed:
     assert done.another_attempt
     assert (await kit.row(key))["state"] == "running"
     assert (await kit.claim(key, "run-1", 2)).attempt_index == 2
+
+
+async def test_without_a_model_server_the_rollout_waits_for_the_pump(kit: Kit) -> None:
+    key = (await kit.keys())[0]
+    done = await ended(kit, key, None, infrastructure_failure_reason="model_call_failed")
+    assert not done.another_attempt, "not by this episode: its desktop would wait for the model"
+    assert (await kit.row(key))["state"] == "waiting"
+    assert (await kit.claim(key, "run-2", 1)).attempt_index == 2
 
 
 @pytest.mark.parametrize(("reason", "guest_failed"), NOT_RETRIED)

@@ -188,7 +188,7 @@ async def test_an_evaluated_attempt_that_earns_another_is_counted_too(victim: Ki
     key = (await victim.keys())[0]
     await victim.claim(key)
     await victim.evaluate(key, 1, "run-1", 0.0)
-    assert (await victim.end(key, 1, "run-1", infrastructure_failure_reason="model_call_failed")).another_attempt
+    assert (await victim.end(key, 1, "run-1", infrastructure_failure_reason="sandbox_lost")).another_attempt
     report = await victim.clean()
     assert [notice.kind for notice in report.notices] == ["evaluated_then_closed"]
 

@@ -118,6 +118,7 @@ async def test_upgrade_is_idempotent_and_reloads_changed_code(database_url: str,
             "pass_k",
             "sample_spread",
             "training_rows",
+            "under_pressure",
         ):
             connection.execute(text(f"DROP VIEW {view}"))
         connection.execute(text("DROP VIEW broken_desktops"))

@@ -25,6 +25,7 @@ PUBLIC = {
     "episode_timeline",
     "live_sandboxes",
     "phases",
+    "under_pressure",
     "model_usage",
 }
 
