@@ -8,6 +8,8 @@ DO $$
 DECLARE
     role_ text;
     view_ text;
+    table_ text;
+    inserts_ jsonb := '{}';
 BEGIN
     -- A temporary table can have a ledger table's name; triggers are not affected, and no role needs one.
     IF (SELECT pg_has_role(datdba, 'USAGE') FROM pg_database WHERE datname = current_database()) THEN
@@ -29,10 +31,10 @@ BEGIN
     IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'rollbook_worker') THEN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO rollbook_worker', current_schema());
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO rollbook_worker', current_schema());
-        GRANT INSERT ON artifact, task, task_set, task_set_member, policy_script, policy_script_name, batch,
-            registration, excluded_task, completion, rollout, rerun_request, attempt, evaluation, examination, outcome, admission, turn,
-            model_call, sandbox, sighting, image, phase, temporal_server
-            TO rollbook_worker;
+        inserts_ := inserts_ || jsonb_build_object('rollbook_worker', ARRAY['artifact', 'task', 'task_set',
+            'task_set_member', 'policy_script', 'policy_script_name', 'batch', 'registration', 'excluded_task',
+            'completion', 'rollout', 'rerun_request', 'attempt', 'evaluation', 'examination', 'outcome', 'admission',
+            'turn', 'model_call', 'sandbox', 'sighting', 'image', 'phase', 'temporal_server']);
         GRANT UPDATE (paused, frozen, stopping, cancelling, control_reason, concurrency, max_attempts, launch_id,
             closed_at) ON batch TO rollbook_worker;
         GRANT UPDATE (state, queued_at, current_attempt, selected_attempt) ON rollout TO rollbook_worker;
@@ -47,14 +49,24 @@ BEGIN
     IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'rollbook_operator') THEN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO rollbook_operator', current_schema());
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO rollbook_operator', current_schema());
-        GRANT INSERT ON artifact, task, task_set, task_set_member, policy_script, policy_script_name, batch,
-            registration, excluded_task, completion, rollout, rerun_request, attempt, outcome, admission,
-            temporal_server TO rollbook_operator;
+        inserts_ := inserts_ || jsonb_build_object('rollbook_operator', ARRAY['artifact', 'task', 'task_set',
+            'task_set_member', 'policy_script', 'policy_script_name', 'batch', 'registration', 'excluded_task',
+            'completion', 'rollout', 'rerun_request', 'attempt', 'outcome', 'admission', 'temporal_server']);
         GRANT UPDATE (paused, frozen, stopping, cancelling, control_reason, launch_id, closed_at)
             ON batch TO rollbook_operator;
         GRANT UPDATE (state, current_attempt, selected_attempt) ON rollout TO rollbook_operator;
         GRANT UPDATE (state, stopped_at, stop_reason) ON sandbox TO rollbook_operator;
     END IF;
+
+    -- A row is as old as the database says: no role may insert a column whose default is the time.
+    FOR role_, table_ IN SELECT key, jsonb_array_elements_text(value) FROM jsonb_each(inserts_) LOOP
+        EXECUTE format('REVOKE INSERT ON %I FROM %I', table_, role_);
+        EXECUTE format('GRANT INSERT (%s) ON %I TO %I', (
+            SELECT string_agg(quote_ident(attname), ', ')
+            FROM pg_attribute LEFT JOIN pg_attrdef ON (adrelid, adnum) = (attrelid, attnum)
+            WHERE attrelid = table_::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+                AND pg_get_expr(adbin, adrelid) IS DISTINCT FROM 'now()'), table_, role_);
+    END LOOP;
 
     IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'rollbook_reader') THEN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO rollbook_reader', current_schema());
