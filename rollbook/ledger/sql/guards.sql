@@ -511,6 +511,13 @@ BEGIN
         RAISE EXCEPTION 'sandbox %: a lease never becomes that of another desktop', OLD.sandbox_key
             USING ERRCODE = 'RB001';
     END IF;
+    -- the database's time, as for inserted rows
+    IF NEW.state = 'stopped' THEN
+        NEW.stopped_at := now();
+    END IF;
+    IF NEW.started_at IS DISTINCT FROM OLD.started_at THEN
+        NEW.started_at := now();
+    END IF;
     RETURN NEW;
 END $$;
 
