@@ -6,11 +6,13 @@ from copy import copy
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from sqlalchemy import event
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from models.identity import canonical_json
-from rollbook.errors import LedgerConflict
+from rollbook.errors import ConfigError, LedgerConflict
 
 GUARD = "RB001"
 """SQLSTATE of the guards in `sql/guards.sql`."""
@@ -27,12 +29,14 @@ def create_engine(url: str, *, pool_size: int = 10, role: str | None = None) -> 
     Statements are bounded: 120 s each, 30 s waiting for a lock, 60 s idle inside a transaction.
     """
     options = "-c statement_timeout=120s -c lock_timeout=30s -c idle_in_transaction_session_timeout=60s"
+    # text forms of times that the driver reads, whatever the database's default is
+    options += r" -c datestyle=ISO,\ MDY"
     # READ COMMITTED whatever the database's default is: under any other level a statement that follows a lock
     # does not see what was committed while the lock was waited for.
     options += r" -c default_transaction_isolation=read\ committed"
     if role is not None:
         options += f" -c role={role}"
-    return create_async_engine(
+    engine = create_async_engine(
         url,
         pool_size=pool_size,
         max_overflow=pool_size,
@@ -40,6 +44,22 @@ def create_engine(url: str, *, pool_size: int = 10, role: str | None = None) -> 
         json_serializer=canonical_json,
         connect_args={"options": options, "connect_timeout": 10},
     )
+    event.listen(engine.sync_engine, "connect", _require_settings)
+    return engine
+
+
+def _require_settings(connection: DBAPIConnection, record: Any) -> None:
+    """Raise ConfigError where a connection pooler has dropped the settings of the session: role, limits, isolation."""
+    cursor = connection.cursor()
+    cursor.execute("SELECT current_setting('statement_timeout')")
+    (timeout,) = cursor.fetchone() or ("",)
+    cursor.close()
+    connection.rollback()
+    if timeout != "2min":
+        raise ConfigError(
+            "ROLLBOOK_DATABASE_URL: a connection pooler drops the settings of a session; connect to Postgres itself, "
+            "or to a pooler in session mode that passes `options` on"
+        )
 
 
 @asynccontextmanager
