@@ -19,7 +19,7 @@ from models.identity import digest, short_id
 from models.outcome import OnDesktopBroken, RewardMode
 
 Purpose = Literal["eval", "train"]
-ActionRuntime = Literal["canonical", "exact-input"]
+ActionRuntime = Literal["canonical", "exact-input-2"]
 
 WIRE_CONTRACT_ID = "openai-chat-completions-v1"
 """Form of a request: one chat completion, not streamed, images as data URLs of PNG."""

@@ -13,7 +13,7 @@ from rollbook.errors import InvalidInput, SandboxLost
 from rollbook.guest.http import parse_guest_json
 from rollbook.redaction import redact_head, redact_tail
 
-RuntimeId = Literal["canonical", "exact-input"]
+RuntimeId = Literal["canonical", "exact-input-2"]
 
 PREAMBLE = "import pyautogui; import time; pyautogui.FAILSAFE = False; "
 """OSWorld's own prefix. It joins by `;`, so an action that begins with `for` or `if` is a syntax
@@ -39,7 +39,7 @@ class ActionRuntime:
 
 
 CANONICAL = ActionRuntime("canonical")
-EXACT_INPUT = ActionRuntime("exact-input")
+EXACT_INPUT = ActionRuntime("exact-input-2")
 
 
 def runtime(name: str) -> ActionRuntime:
@@ -47,7 +47,7 @@ def runtime(name: str) -> ActionRuntime:
     for known in (CANONICAL, EXACT_INPUT):
         if known.id == name:
             return known
-    raise InvalidInput(f"action_runtime: {name!r} is unknown; use canonical or exact-input")
+    raise InvalidInput(f"action_runtime: {name!r} is unknown; use canonical or exact-input-2")
 
 
 def repair_less_than(action: str) -> str:
@@ -132,7 +132,7 @@ async def probe_runtime(client: GuestClient, runtime: ActionRuntime) -> list[str
     Only a verdict that the guest printed counts. Raises SandboxLost when there is none: a desktop that does not run the
     probe proves nothing about its image.
     """
-    program = f"EXACT = {runtime.id == 'exact-input'}\n{_PROBE}"
+    program = f"EXACT = {runtime.id == 'exact-input-2'}\n{_PROBE}"
     answer = await client.execute(["sh", "-c", _SHELL, runtime.interpreter, program, _MARK])
     for line in reversed(answer.output.splitlines()):
         missing = parse_guest_json(line[len(_MARK) :]) if line.startswith(_MARK) else None

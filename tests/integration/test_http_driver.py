@@ -30,7 +30,7 @@ from rollbook.osworld.environment import ensure_environment
 from rollbook.sandboxes.docker.provider import DockerProvider
 from rollbook.sandboxes.provider import SandboxSpec
 
-SPEC = {"task_set": "demo", "policy": {"kind": "noop"}, "action_runtime": "exact-input"}
+SPEC = {"task_set": "demo", "policy": {"kind": "noop"}, "action_runtime": "exact-input-2"}
 CONTRACT = contract_of(read_spec(SPEC), Resolved())
 
 
@@ -178,7 +178,7 @@ async def test_a_desktop_without_the_runtimes_tools_fails_setup_and_says_what_is
     await bench.shell(
         'd=$(python -m site --user-site); mkdir -p "$d"; echo \'raise ImportError("taken away")\' > "$d/pyautogui.py"'
     )
-    with pytest.raises(SetupFailed, match=r"action_runtime: exact-input needs .* pyautogui.*taken away"):
+    with pytest.raises(SetupFailed, match=r"action_runtime: exact-input-2 needs .* pyautogui.*taken away"):
         await bench.driver.prepare(bench.job(two_files()), quiet, bench.keep)
 
 

@@ -302,15 +302,46 @@ async def test_what_the_runtimes_type_into_a_terminal(desktop: DesktopRef) -> No
     assert lines[5] == "x>y", "canonical keeps pyautogui's bugs elsewhere: scores stay comparable"
 
 
-async def test_what_exact_input_types_into_an_editor(desktop: DesktopRef) -> None:
+SPARE_KEYCODES = """
+import json
+from Xlib.display import Display
+display = Display()
+first = display.display.info.min_keycode
+rows = display.get_keyboard_mapping(first, display.display.info.max_keycode - first + 1)
+print(json.dumps([code for code, row in enumerate(rows, first) if not any(row)]))
+"""
+
+PLAIN_WINDOW = """
+import time
+from Xlib.display import Display
+display = Display()
+screen = display.screen()
+window = screen.root.create_window(0, 0, 200, 200, 0, screen.root_depth, override_redirect=True)
+window.map()
+display.sync()
+window.set_input_focus(1, 0)
+display.sync()
+time.sleep(60)
+"""
+
+
+async def test_what_exact_input_types_into_an_editor_under_load(desktop: DesktopRef) -> None:
+    """300 different characters through some dozens of keycodes, while six busy loops have two cores."""
+    spare = await desktop.shell(f"python3 -c '{SPARE_KEYCODES}'")
     await desktop.shell("touch ~/n.txt; (setsid gedit ~/n.txt > /dev/null 2>&1 &)")
     await desktop.until("wmctrl -l | grep -q n.txt")
     await desktop.act("wait", "time.sleep(2)")
-    await desktop.act("type", f"pyautogui.write({TEXT!r} + chr(10) + 'tab' + chr(9) + {MANY!r})", EXACT_INPUT)
-    await desktop.act("save", "time.sleep(0.5); pyautogui.hotkey('ctrl', 's')", EXACT_INPUT)
+    busy = "(setsid timeout 60 sh -c 'while :; do :; done' > /dev/null 2>&1 &)"
+    await desktop.shell(f"for n in 1 2 3 4 5 6; do {busy}; done")
+    many = "".join(chr(0x4E00 + number) for number in range(300))
+    typed = f"pyautogui.write({TEXT!r} + chr(10) + 'tab' + chr(9) + {many!r} + 'then plain <text>')"
+    await desktop.act("type", typed, EXACT_INPUT)
+    assert await desktop.shell(f"python3 -c '{SPARE_KEYCODES}'") == spare, "all were given back"
+    await desktop.shell("pkill -f 'while :'")
+    await desktop.act("save", "pyautogui.hotkey('ctrl', 's')", EXACT_INPUT)
     await desktop.until("test -s ~/n.txt")
     await desktop.shell("pkill gedit")
-    assert (await desktop.shell("cat ~/n.txt")).rstrip("\n") == f"{TEXT}\ntab\t{MANY}"
+    assert (await desktop.shell("cat ~/n.txt")).rstrip("\n") == f"{TEXT}\ntab\t{many}then plain <text>"
 
 
 async def test_observation_of_a_real_desktop(desktop: DesktopRef) -> None:
@@ -320,3 +351,14 @@ async def test_observation_of_a_real_desktop(desktop: DesktopRef) -> None:
     assert (seen.width, seen.height, seen.refused) == (1920, 1080, {})
     assert "desktop-frame" in str(seen.accessibility_tree)
     assert "rollbook-was-here" in str(seen.terminal)
+
+
+async def test_a_window_that_does_not_say_what_it_has_read_gets_no_wrong_character(desktop: DesktopRef) -> None:
+    await desktop.shell(f"(setsid python3 -c '{PLAIN_WINDOW}' > /dev/null 2>&1 &)")
+    await desktop.act("focus", "time.sleep(1)")
+    result = await perform(
+        desktop.client, op_id="plain", action=f"pyautogui.write({MANY!r})", runtime=EXACT_INPUT, timeout_s=60.0
+    )
+    await desktop.shell("pkill -f override_redirect")
+    assert result.status == "raised"
+    assert "the focused window does not say that it has read what was typed before" in str(result.error)

@@ -84,6 +84,6 @@ def test_exact_input_ends_with_the_same_program_and_the_action_untouched() -> No
 
 def test_runtimes_are_found_by_id() -> None:
     assert runtime("canonical") is CANONICAL
-    assert runtime("exact-input") is EXACT_INPUT
+    assert runtime("exact-input-2") is EXACT_INPUT
     with pytest.raises(InvalidInput, match="action_runtime"):
         runtime("fast")

@@ -35,7 +35,7 @@ FULL: dict[str, Any] = {
         "egress": "none",
     },
     "observe": {"accessibility_tree": True, "terminal": True},
-    "action_runtime": "exact-input",
+    "action_runtime": "exact-input-2",
     "reward_mode": "raw",
     "seed": 7,
     "purpose": "train",

@@ -67,7 +67,7 @@ def test_the_agent_is_the_same(policy: dict[str, Any], changes: dict[str, Any]) 
         ({"options": {"max_image_pixels": 1_000_000}}, {}),
         ({}, {"limits": {"max_steps": 100}}),
         ({}, {"settle": {"after_action_s": 5}}),
-        ({}, {"action_runtime": "exact-input"}),
+        ({}, {"action_runtime": "exact-input-2"}),
         ({}, {"desktop": {"screen_width": 1280, "screen_height": 720}}),
         ({}, {"desktop": {"limits": {"memory_mib": 2048}}}),
     ],

@@ -1,19 +1,73 @@
-"""Completes pyautogui's keyboard table, so that every character that can be typed arrives (runtime `exact-input`).
+"""Completes pyautogui's keyboard table, so that every character that can be typed arrives (runtime `exact-input-2`).
 
 pyautogui looks each key up in `keyboardMapping`, drops what is not there, and adds Shift by a table of its own. Two
 things go wrong: a keycode whose symbol sits on another level than that Shift decides (`<` types `>`), and characters
 that no key has (é, 中). Here a missing or wrong entry is replaced at its first use: by a key of the current layout
-that gives the character on the wanted level, or else by an unused keycode that is given the character on both. A
-property of the root window remembers which keycodes were unused, for the actions to come.
+that gives the character on the wanted level, or else by an unused keycode that is given the character on both.
+
+Applications read the keyboard table when a key event reaches them, so a keycode gets another character only after the
+focused window has answered a `_NET_WM_PING`: windows read their events in order, so it has read every key before. When
+the action ends, the keycodes are given back in the same way. A property of the root window remembers those that an
+action could not give back because it was killed, or because its window did not answer in time.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: UP031
+# ruff: noqa: SIM102, UP031
 
+import atexit
+import select
 import time
 
 import pyautogui
-from Xlib import Xatom
+from Xlib import X, Xatom
+from Xlib.display import Display
+from Xlib.protocol.event import ClientMessage
+
+ANSWER_S = 20.0
+"""Longest wait for the focused window: far above what a loaded machine needs, below the limit of an action."""
+
+
+class Ping:
+    """Asks the focused window whether it has read all events so far, over a connection of its own."""
+
+    def __init__(self):
+        self.display = Display()
+        self.root = self.display.screen().root
+        self.root.change_attributes(event_mask=X.SubstructureNotifyMask)
+        self.protocols = self.display.intern_atom("WM_PROTOCOLS")
+        self.ping = self.display.intern_atom("_NET_WM_PING")
+        self.count = int(time.time() * 1000) & 0x3FFFFFFF
+
+    def window(self):
+        """The focused window or the nearest one around it that answers pings; None without one."""
+        window = self.display.get_input_focus().focus
+        while not isinstance(window, int):
+            protocols = window.get_full_property(self.protocols, Xatom.ATOM)
+            if protocols is not None and self.ping in protocols.value:
+                return window
+            if window.id == self.root.id:
+                return None
+            window = window.query_tree().parent
+        return None
+
+    def answered(self):
+        """True when the window has read everything that was typed."""
+        window = self.window()
+        if window is None:
+            return False
+        self.count += 1
+        data = [self.ping, self.count, window.id, 0, 0]
+        window.send_event(ClientMessage(window=window, client_type=self.protocols, data=(32, data)))
+        self.display.flush()
+        ends_at = time.monotonic() + ANSWER_S
+        while (left := ends_at - time.monotonic()) > 0:
+            while self.display.pending_events():
+                event = self.display.next_event()
+                if event.type == X.ClientMessage and event.window.id == self.root.id:
+                    if event.client_type == self.protocols and list(event.data[1][:3]) == data[:3]:
+                        return True
+            select.select([self.display.fileno()], [], [], min(left, 0.5))
+        return False
 
 
 class ExactKeys(dict):
@@ -24,20 +78,24 @@ class ExactKeys(dict):
     def __init__(self, table, display):
         super().__init__(table)
         self.display = display
-        self.exact = {}
-        first = display.display.info.min_keycode
-        count = display.display.info.max_keycode - first + 1
-        rows = display.get_keyboard_mapping(first, count)
-        self.codes = {}
-        for level in (0, 1):
-            for code, row in enumerate(rows, first):
-                if len(row) > level and row[level]:
-                    self.codes.setdefault((row[level], level), code)
-        used = {code for row in display.get_modifier_mapping() for code in row}
+        self.ping = None
         self.root = display.screen().root
         self.note = display.intern_atom("_ROLLBOOK_KEYCODES")
         noted = self.root.get_full_property(self.note, Xatom.CARDINAL)
         self.ours = list(noted.value) if noted else []
+        self.read_table()
+
+    def read_table(self):
+        """Read the current keyboard: the keycode of each symbol and level, and the unused keycodes."""
+        first = self.display.display.info.min_keycode
+        count = self.display.display.info.max_keycode - first + 1
+        rows = self.display.get_keyboard_mapping(first, count)
+        self.exact, self.codes = {}, {}
+        for level in (0, 1):
+            for code, row in enumerate(rows, first):
+                if len(row) > level and row[level]:
+                    self.codes.setdefault((row[level], level), code)
+        used = {code for row in self.display.get_modifier_mapping() for code in row}
         self.free = [code for code, row in enumerate(rows, first) if not any(row) and code not in used]
 
     def __contains__(self, key):
@@ -62,15 +120,12 @@ class ExactKeys(dict):
         return self.assign(symbol) if code is None else code
 
     def assign(self, symbol):
-        """Give an unused keycode this symbol. It keeps it permanently: applications read the table when the key event
-        reaches them, so a keycode may only change once everything typed before has been read."""
-        if not self.free:
-            time.sleep(0.5)
-            self.free, self.ours = self.ours, []
-            self.exact = {key: code for key, code in self.exact.items() if code not in self.free}
-            self.codes = {key: code for key, code in self.codes.items() if code not in self.free}
-        if not self.free:
-            raise RuntimeError("exact-input: this keyboard has no unused keycode for %r" % chr(symbol & 0xFFFFFF))
+        """Give an unused keycode this symbol, on both levels."""
+        if not self.free and not self.give_back():
+            raise RuntimeError(
+                "exact-input-2: no unused keycode is left for %r, and the focused window does not say that it has read "
+                "what was typed before" % chr(symbol & 0xFFFFFF)
+            )
         code = self.free.pop(0)
         self.ours.append(code)
         self.root.change_property(self.note, Xatom.CARDINAL, 32, self.ours)
@@ -79,8 +134,24 @@ class ExactKeys(dict):
         self.codes[(symbol, 0)] = self.codes[(symbol, 1)] = code
         return code
 
+    def give_back(self):
+        """Take the characters away from our keycodes once they have been read. Returns whether keycodes are free."""
+        if self.ours:
+            self.display.sync()  # the keys first, over their own connection
+            self.ping = self.ping or Ping()
+            if not self.ping.answered():
+                return False
+            for code in self.ours:
+                self.display.change_keyboard_mapping(code, [[0, 0]])
+            self.ours = []
+            self.root.delete_property(self.note)
+            self.display.sync()
+            self.read_table()
+        return bool(self.free)
+
 
 if not isinstance(pyautogui.platformModule.keyboardMapping, ExactKeys):
     pyautogui.platformModule.keyboardMapping = ExactKeys(
         pyautogui.platformModule.keyboardMapping, pyautogui.platformModule._display
     )
+    atexit.register(pyautogui.platformModule.keyboardMapping.give_back)
