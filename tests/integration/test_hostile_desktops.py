@@ -50,6 +50,9 @@ with socket.socket(socket.AF_UNIX) as records:
     records.recv(1000)
 """
 PAUSE = "import time; time.sleep(2)"
+EAT = "x = []\nwhile True: x.append(bytearray(2**24))"
+TAKE_MEMORY = shell(f"(setsid python3 -c {shlex.quote(EAT)} > /dev/null 2>&1 &)")
+TAKE_PROCESSES = shell("(setsid sh -c 'for n in $(seq 600); do sleep 600 & done; wait' > /dev/null 2>&1 &)")
 
 Row = tuple[dict[str, Any], list[str], tuple[str, float | None]]
 SCORED_0 = ("agent_done", 0.0)
@@ -66,6 +69,8 @@ ROWS: dict[str, Row] = {
     "server-killed": (READ, [KILL_SERVER, PAUSE], BROKEN),
     "server-patched": (READ, [root(FORGE), KILL_SERVER, PAUSE], BROKEN),
     "claim-written": (READ, [CLAIM], BROKEN),
+    "memory-taken": (READ, [TAKE_MEMORY, PAUSE], SCORED_0),
+    "processes-taken": (READ, [TAKE_PROCESSES, PAUSE], BROKEN),
 }
 
 
@@ -122,6 +127,7 @@ async def test_nothing_is_gained_by_breaking_the_desktop(system: System, monkeyp
         "concurrency": 4,
         "settle": {"after_setup_s": 0, "after_action_s": 0.2, "before_evaluation_s": 0},
         "limits": {"evaluate_timeout_s": 60},
+        "desktop": {"limits": {"memory_mib": 1500, "pids": 400}},
     }
     await system.run_batch(spec, "hostile")
     query = """
