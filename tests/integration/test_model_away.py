@@ -70,6 +70,14 @@ async def test_away_at_the_launch_starts_no_desktop(system: System, server: Mode
     counts = await system.ledger.counts("away-first")
     assert (counts.planned, counts.waiting) == (6, 6)
     await until("Temporal shows it", lambda: _shows(handle, HELD))
+    await handle.execute_update("control", {"verb": "pause"})
+
+    async def without_reason() -> bool:
+        return await _reason(system, "away-first") == ""
+
+    await until("a paused batch does not speak of the server", without_reason)
+    await handle.execute_update("control", {"verb": "resume"})
+    await until("it is held again", held)
     async with server:
         result = await handle.result()
     assert result.counts.admitted == 6

@@ -141,5 +141,6 @@ WHERE failed AND recorded_at > coalesce((SELECT max(recorded_at) FROM call WHERE
 -- name: hold
 -- The reason for which the pump starts nothing; an operator's reason of a pause or stop is left alone.
 UPDATE batch SET control_reason = :reason
-WHERE batch_id = :batch_id AND control_reason <> :reason AND NOT (paused OR frozen OR stopping OR cancelling)
+WHERE batch_id = :batch_id AND control_reason <> CAST(:reason AS text)
+    AND (CAST(:reason AS text) = '' OR NOT (paused OR frozen OR stopping OR cancelling))
     AND (control_reason = '' OR starts_with(control_reason, :mark));
