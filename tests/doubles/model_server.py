@@ -125,6 +125,8 @@ class ModelServer:
     """Tokens that prompt and reply may have together; more is refused in vLLM's words."""
     max_images: int | None = None
     port: int = 0
+    models_need_key: bool = True
+    """False: its list of models is open to everybody, as some gateways' is."""
     calls: list[Call] = field(default_factory=list)
     refused_keys: int = 0
     open_calls: int = 0
@@ -151,7 +153,7 @@ class ModelServer:
         await self._runner.cleanup()
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        if refusal := self._refuse_key(request):
+        if self.models_need_key and (refusal := self._refuse_key(request)):
             return refusal
         return web.json_response(
             {"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "test"}]}

@@ -96,7 +96,7 @@ async def planted(
 ) -> AsyncIterator[Planted]:
     directory = scratch / "secrets"
     directory.mkdir()
-    async with ModelServer(chatter, api_key=RIGHT_KEY) as server:
+    async with ModelServer(chatter, models_need_key=False, api_key=RIGHT_KEY) as server:
         settings = system_settings(
             directory,
             ledger_url.replace("://rollbook@", f"://rollbook:{quote(LEDGER_PASSWORD, safe='')}@"),

@@ -12,9 +12,10 @@ action could not give back because it was killed, or because its window did not 
 """
 
 # mypy: ignore-errors
-# ruff: noqa: SIM102, UP031
+# ruff: noqa: UP031
 
 import atexit
+import functools
 import select
 import time
 
@@ -28,7 +29,7 @@ ANSWER_S = 20.0
 
 
 class Ping:
-    """Asks the focused window whether it has read all events so far, over a connection of its own."""
+    """Asks the focused window, or the window manager, whether it has read all events so far; its own connection."""
 
     def __init__(self):
         self.display = Display()
@@ -36,6 +37,8 @@ class Ping:
         self.root.change_attributes(event_mask=X.SubstructureNotifyMask)
         self.protocols = self.display.intern_atom("WM_PROTOCOLS")
         self.ping = self.display.intern_atom("_NET_WM_PING")
+        self.extents = self.display.intern_atom("_NET_FRAME_EXTENTS")
+        self.request = self.display.intern_atom("_NET_REQUEST_FRAME_EXTENTS")
         self.count = int(time.time() * 1000) & 0x3FFFFFFF
 
     def window(self):
@@ -58,14 +61,32 @@ class Ping:
         self.count += 1
         data = [self.ping, self.count, window.id, 0, 0]
         window.send_event(ClientMessage(window=window, client_type=self.protocols, data=(32, data)))
+        return self.arrives(
+            lambda event: (
+                event.type == X.ClientMessage
+                and event.window.id == self.root.id
+                and event.client_type == self.protocols
+                and list(event.data[1][:3]) == data[:3]
+            )
+        )
+
+    def manager_answered(self):
+        """True when the window manager has read everything: it binds its own keys anew for each change of the table."""
+        window = self.root.create_window(0, 0, 1, 1, 0, X.CopyFromParent, event_mask=X.PropertyChangeMask)
+        message = ClientMessage(window=window, client_type=self.request, data=(32, [0] * 5))
+        self.root.send_event(message, event_mask=X.SubstructureRedirectMask | X.SubstructureNotifyMask)
+        answered = self.arrives(lambda event: event.type == X.PropertyNotify and event.atom == self.extents)
+        window.destroy()
+        return answered
+
+    def arrives(self, wanted):
+        """Wait for an event, at most `ANSWER_S` seconds."""
         self.display.flush()
         ends_at = time.monotonic() + ANSWER_S
         while (left := ends_at - time.monotonic()) > 0:
             while self.display.pending_events():
-                event = self.display.next_event()
-                if event.type == X.ClientMessage and event.window.id == self.root.id:
-                    if event.client_type == self.protocols and list(event.data[1][:3]) == data[:3]:
-                        return True
+                if wanted(self.display.next_event()):
+                    return True
             select.select([self.display.fileno()], [], [], min(left, 0.5))
         return False
 
@@ -79,6 +100,7 @@ class ExactKeys(dict):
         super().__init__(table)
         self.display = display
         self.ping = None
+        self.coming = ""
         self.root = display.screen().root
         self.note = display.intern_atom("_ROLLBOOK_KEYCODES")
         noted = self.root.get_full_property(self.note, Xatom.CARDINAL)
@@ -110,29 +132,54 @@ class ExactKeys(dict):
 
     def find(self, character):
         """Keycode of a character; None for control characters, which no key types."""
-        symbol = self.NAMED.get(character)
+        symbol = self.symbol(character)
         if symbol is None:
-            point = ord(character)
-            if point < 0x20 or 0x7F <= point < 0xA0 or 0xD800 <= point < 0xE000:
-                return None
-            symbol = point if point < 0x100 else 0x01000000 | point
-        code = self.codes.get((symbol, 1 if pyautogui.isShiftCharacter(character) else 0))
-        return self.assign(symbol) if code is None else code
+            return None
+        code = self.code(character, symbol)
+        return self.assign(character, symbol) if code is None else code
 
-    def assign(self, symbol):
-        """Give an unused keycode this symbol, on both levels."""
+    def symbol(self, character):
+        """Key symbol of a character; None for control characters."""
+        point = ord(character)
+        if character in self.NAMED:
+            return self.NAMED[character]
+        if point < 0x20 or 0x7F <= point < 0xA0 or 0xD800 <= point < 0xE000:
+            return None
+        return point if point < 0x100 else 0x01000000 | point
+
+    def code(self, character, symbol):
+        """Keycode that gives the symbol with or without Shift, as pyautogui will press it; None without one."""
+        return self.codes.get((symbol, 1 if pyautogui.isShiftCharacter(character) else 0))
+
+    def assign(self, character, symbol):
+        """Give unused keycodes this symbol and those that follow in the text, each on both levels."""
         if not self.free and not self.give_back():
             raise RuntimeError(
                 "exact-input-2: no unused keycode is left for %r, and the focused window does not say that it has read "
                 "what was typed before" % chr(symbol & 0xFFFFFF)
             )
-        code = self.free.pop(0)
-        self.ours.append(code)
+        symbols = [symbol]
+        self.coming = self.coming[max(self.coming.find(character), 0) :]
+        for other in self.coming:
+            following = self.symbol(other)
+            if len(symbols) < len(self.free) and following not in (None, *symbols) and not self.code(other, following):
+                symbols.append(following)
+        taken, self.free = self.free[: len(symbols)], self.free[len(symbols) :]
+        self.ours += taken
         self.root.change_property(self.note, Xatom.CARDINAL, 32, self.ours)
-        self.display.change_keyboard_mapping(code, [[symbol, symbol]])
+        self.change(dict(zip(taken, symbols, strict=True)))
+        for code, given in zip(taken, symbols, strict=True):
+            self.codes[(given, 0)] = self.codes[(given, 1)] = code
+        return taken[0]
+
+    def change(self, symbols):
+        """Change keycodes, one request for each run of them: every client is told of each, and reads the table."""
+        codes = sorted(symbols)
+        while codes:
+            run = [code for index, code in enumerate(codes) if code - codes[0] == index]
+            self.display.change_keyboard_mapping(run[0], [[symbols[code]] * 2 for code in run])
+            codes = codes[len(run) :]
         self.display.sync()
-        self.codes[(symbol, 0)] = self.codes[(symbol, 1)] = code
-        return code
 
     def give_back(self):
         """Take the characters away from our keycodes once they have been read. Returns whether keycodes are free."""
@@ -141,17 +188,37 @@ class ExactKeys(dict):
             self.ping = self.ping or Ping()
             if not self.ping.answered():
                 return False
-            for code in self.ours:
-                self.display.change_keyboard_mapping(code, [[0, 0]])
+            self.change(dict.fromkeys(self.ours, 0))
             self.ours = []
             self.root.delete_property(self.note)
             self.display.sync()
             self.read_table()
         return bool(self.free)
 
+    def end(self):
+        """End the action: give the keycodes back, and let the window manager read that."""
+        if self.ours or self.ping:
+            self.give_back()
+            self.ping.manager_answered()
+
+
+def announced(keys, typewrite):
+    """pyautogui's `typewrite`, whose whole text is known to the table before its first key."""
+
+    @functools.wraps(typewrite)
+    def typed(message, *arguments, **options):
+        keys.coming = message if isinstance(message, str) else ""
+        try:
+            return typewrite(message, *arguments, **options)
+        finally:
+            keys.coming = ""
+
+    return typed
+
 
 if not isinstance(pyautogui.platformModule.keyboardMapping, ExactKeys):
     pyautogui.platformModule.keyboardMapping = ExactKeys(
         pyautogui.platformModule.keyboardMapping, pyautogui.platformModule._display
     )
-    atexit.register(pyautogui.platformModule.keyboardMapping.give_back)
+    pyautogui.typewrite = pyautogui.write = announced(pyautogui.platformModule.keyboardMapping, pyautogui.typewrite)
+    atexit.register(pyautogui.platformModule.keyboardMapping.end)
