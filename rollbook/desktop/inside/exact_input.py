@@ -173,7 +173,7 @@ class ExactKeys(dict):
         return taken[0]
 
     def change(self, symbols):
-        """Change keycodes, one request for each run of them: every client is told of each, and reads the table."""
+        """Change keycodes, one request for each run of them: every client reads the table for each."""
         codes = sorted(symbols)
         while codes:
             run = [code for index, code in enumerate(codes) if code - codes[0] == index]
