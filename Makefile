@@ -6,7 +6,7 @@ SHELL := /bin/bash
 export PYTHON
 ROLLBOOK := .venv/bin/rollbook
 # Groups in the order of collection: the desktops begin first.
-PYTEST := .venv/bin/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations=25
+PYTEST := .venv/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=25
 
 .PHONY: help setup python demo up down test test-all lint format bench bench-ledger rehearsal histories clean
 
@@ -28,7 +28,7 @@ up: setup ## start the local stack
 down: ## stop the local stack and remove its desktops
 	@if [ -x $(ROLLBOOK) ]; then $(ROLLBOOK) down; else echo "nothing is installed, nothing runs"; fi
 
-test: setup ## the tests that a change must not break, three at a time (servers are started by fixtures)
+test: setup ## the tests that a change must not break, two at a time (servers are started by fixtures)
 	@$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: setup ## all tests, the slow ones too: races, migrations, the state machine, crashes, rehearsal, fidelity

@@ -37,6 +37,7 @@ class Unreliable:
         raise OperationalError("COMMIT", {}, ConnectionError("the answer was lost"))
 
 
+@pytest.mark.timeout(600)  # each lost reply costs a pause of the activity that is tried again
 async def test_no_answer_is_needed_for_the_truth(
     scratch: Path,
     ledger_url: str,
