@@ -3,9 +3,7 @@
 A runtime's id is part of the agent contract. A change of behaviour is a new id, never an edit here.
 """
 
-import contextlib
-import re
-import warnings
+import ast
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal
@@ -23,8 +21,6 @@ error there, and must be one here."""
 
 _GUEST = files("rollbook.desktop") / "inside"
 _TYPE_LESS_THAN = 'pyautogui.hotkey("shift", ",")'
-_PRESS = re.compile(r"""pyautogui\.press\(["'](?:<|\\u003c)["']\)""")
-_TYPEWRITE = re.compile(r"""pyautogui\.typewrite\((["'])(.*?)\1\)""")
 
 
 @dataclass(frozen=True)
@@ -55,24 +51,48 @@ def runtime(name: str) -> ActionRuntime:
 
 
 def repair_less_than(action: str) -> str:
-    """OSWorld's repair of pyautogui's `<`, which types `>` on the usual keyboard; equal to OSWorld's in every case.
+    """OSWorld's repair of pyautogui's `<`, which types `>` on the usual keyboard.
 
-    It works on the text: `pyautogui.press('<')`, and `pyautogui.typewrite('…<…')` with one quoted argument on a line,
-    also inside other text. Every other form keeps the bug. A repaired text is read with Python's escapes and written
-    without them: characters beyond ASCII become others, and a quote or a line break in it is a syntax error.
+    Only statements `pyautogui.press('<')` and `pyautogui.typewrite('…<…')` with that one literal argument are repaired,
+    each `<` becoming Shift and comma. Every other form (`write`, variables, further arguments, key lists) keeps the
+    bug, as in OSWorld. Code that does not parse is left as it is.
     """
-    return _TYPEWRITE.sub(_typed_by_keys, _PRESS.sub(_TYPE_LESS_THAN, action))
+    try:
+        tree = ast.parse(action)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return action
+    calls = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    repairs = [(call, repaired) for call in calls if (repaired := _repaired(call)) is not None]
+    lines = action.encode().splitlines(keepends=True)
+    for call, repaired in sorted(repairs, key=lambda pair: (pair[0].lineno, pair[0].col_offset), reverse=True):
+        lines = _replace(lines, call, repaired)
+    return b"".join(lines).decode()
 
 
-def _typed_by_keys(call: re.Match[str]) -> str:
-    quote, text = call.groups()
-    with contextlib.suppress(UnicodeError), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # an escape that Python does not know stays as it is
-        text = text.encode().decode("unicode_escape")
-    if "<" not in text:
-        return call[0]
-    typed = [f"pyautogui.typewrite({quote}{part}{quote})" if part else "" for part in text.split("<")]
-    return "; ".join([step for part in typed for step in (_TYPE_LESS_THAN, part) if step][1:])
+def _repaired(call: ast.Call) -> str | None:
+    function = call.func
+    if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)):
+        return None
+    if function.value.id != "pyautogui" or len(call.args) != 1 or call.keywords:
+        return None
+    text = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
+    if not isinstance(text, str) or "<" not in text:
+        return None
+    if function.attr == "press":
+        return _TYPE_LESS_THAN if text == "<" else None
+    if function.attr != "typewrite":
+        return None
+    typed = [f"pyautogui.typewrite({part!r})" if part else "" for part in text.split("<")]
+    steps = [step for part in typed for step in (_TYPE_LESS_THAN, part) if step][1:]
+    return "; ".join(steps)
+
+
+def _replace(lines: list[bytes], call: ast.Call, text: str) -> list[bytes]:
+    """The source with the call's text replaced; positions of the syntax tree count bytes of UTF-8."""
+    assert call.end_lineno is not None
+    first, last = call.lineno - 1, call.end_lineno - 1
+    new = lines[first][: call.col_offset] + text.encode() + lines[last][call.end_col_offset :]
+    return [*lines[:first], new, *lines[last + 1 :]]
 
 
 _PROBE = """
